@@ -1,0 +1,33 @@
+# `make` shows the targets. Each sets up .venv first, once; later calls reuse it until what it is made from changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help ablate test lint clean
+
+help:
+	@echo "make ablate   train one rung, bf16, and measure it   (ARGS=\"--max_steps 60\" adds flags)"
+	@echo "make test     run the tests                          (ARGS=\"-k memory\" adds pytest arguments)"
+	@echo "make lint     check format and style"
+	@echo "make clean    remove the virtual environment and the runs"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("Python %d.%d is too old: 3.10 or newer is needed; name one with make PYTHON=python3.12" % v[:2])'
+	@echo "Setting up $(VENV) (some minutes, once)"
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(READY)
+
+ablate: $(READY)
+	@$(BIN)/accelerate launch recipes/ablate.py --config accelerate_configs/bf16.yaml $(ARGS)
+
+test: $(READY)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,56 @@
+"""One rung: train a causal language model under one Accelerate config, and measure memory, speed and loss.
+
+    accelerate launch recipes/ablate.py --config accelerate_configs/bf16.yaml
+    accelerate launch recipes/ablate.py --config accelerate_configs/bf16_accum4.yaml --gradient_checkpointing
+    python recipes/ablate.py --config accelerate_configs/fp32.yaml --torch_compile --report_to none
+
+To train your own model on your own data, copy this file and change the lines that build them.
+"""
+
+from pathlib import Path
+
+from rungwise.data import build_dataloader, build_dataset
+from rungwise.loop import train
+from rungwise.models import build_model
+from rungwise.run import Run, configure
+from rungwise.techniques import apply_checkpointing, apply_compile, build_accelerator, build_optimizer
+
+from accelerate.utils import set_seed
+from transformers import get_scheduler
+
+
+def main() -> int:
+    """Runs one rung; returns the exit code."""
+    settings = configure(description=__doc__)
+    with Run(settings) as run:
+        accelerator = run.start(build_accelerator(settings))
+        set_seed(settings.seed)
+        dataset = build_dataset(settings)  # rows of block_size tokens
+        dataloader = build_dataloader(dataset, settings)
+        with run.building():
+            model = build_model(settings)  # fp32 master weights
+            apply_checkpointing(model, settings)
+            compiled = apply_compile(model, settings)
+            optimizer = build_optimizer(model, settings)
+            scheduler = get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)
+            run.watch(model, optimizer, compiled)
+            model, optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
+        steps = train(
+            accelerator,
+            model,
+            optimizer,
+            scheduler,
+            dataloader,
+            run.meter,
+            max_steps=settings.max_steps,
+            max_grad_norm=settings.max_grad_norm,
+        )
+        for step in steps:
+            run.log(step)
+        if settings.save_model and accelerator.is_main_process:
+            accelerator.unwrap_model(model).save_pretrained(Path(settings.output_dir) / "model")
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,98 @@
+"""What a person sees: settings and where they came from, progress, and a summary."""
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .loop import Step
+from .meter import LEAST_TIMED_STEPS
+from .settings import FIELDS, Settings
+
+WIDTH = 100
+# A log file gets about this many lines of progress, whatever the number of steps.
+PROGRESS_LINES = 10
+
+
+def settings_block(settings: Settings, environment: dict[str, Any]) -> str:
+    """Every resolved setting: those somebody chose with their origin, the defaults in one paragraph."""
+    values = settings.as_dict()
+    chosen = {name: origin for name, origin in settings.origins.items() if origin != "default" and name in FIELDS}
+    lines = [
+        f"Run {settings.run_name} on {environment['device_name']} ({environment['device']}, "
+        f"{environment['threads']} threads), torch {environment['torch']}"
+    ]
+    for name in (name for name in FIELDS if name in chosen):
+        lines.append(f"  {name:<29} {_text(values[name]):<28} {chosen[name]}")
+    defaults = ", ".join(f"{name} {_text(values[name])}" for name in FIELDS if name not in chosen)
+    lines += textwrap.wrap(
+        f"defaults: {defaults}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    return "\n".join(lines)
+
+
+class Progress:
+    """A bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, max_steps: int, stream: Any = None):
+        self.stream = stream or sys.stderr
+        self.max_steps = max_steps
+        self.every = max(1, max_steps // PROGRESS_LINES)
+        self.bar = tqdm(total=max_steps, unit="step", file=self.stream) if self.stream.isatty() else None
+
+    def show(self, step: Step) -> None:
+        """Shows one finished step."""
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {step.loss:.3f}", refresh=False)
+            self.bar.update()
+        elif step.number % self.every == 0 or step.number in (1, self.max_steps):
+            note = "" if step.timed else "  (not timed)"
+            note = "  (skipped: fp16 overflow)" if step.skipped else note
+            text = f"step {step.number:>{len(str(self.max_steps))}}/{self.max_steps}  loss {step.loss:.4f}"
+            print(f"{text}  {1000 * step.seconds:,.0f} ms{note}", file=self.stream, flush=True)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def summary_block(result: dict[str, Any], where: list[str]) -> str:
+    """The end of a run as a person reads it."""
+    lines = [f"{result['name']}: {result['status']}" + (f" - {result['reason']}" if result["reason"] else "")]
+    memory, speed, loss = result["memory"], result["throughput"], result["loss"]
+    if memory.get("peak_allocated_mib") is not None:
+        owners = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
+        owned = ", ".join(f"{owner.replace('_', ' ')} {memory[f'{owner}_mib']:,.1f}" for owner in owners)
+        lines += _row("peak memory", f"{memory['peak_allocated_mib']:,.1f} MiB: {owned}")
+    if speed.get("tokens_per_second"):
+        lines += _row(
+            "speed",
+            f"{speed['tokens_per_second']:,.0f} tokens/s; a step {speed['step_ms_median']:,.1f} ms "
+            f"(p10 {speed['step_ms_p10']:,.1f}, p90 {speed['step_ms_p90']:,.1f}, "
+            f"{speed['timed_steps']} timed steps)",
+        )
+    elif result["status"] == "ok":
+        lines += _row("speed", f"not claimed: {speed['timed_steps']} timed steps, {LEAST_TIMED_STEPS} are needed")
+    if result["compile"]:
+        lines += _row("compile", f"{result['compile']['seconds']:,.1f} s, {result['compile']['graphs']} graphs")
+    if result["amp"]:
+        lines += _row(
+            "fp16", f"loss scale {result['amp']['loss_scale']:,.0f}, {result['amp']['skipped_steps']} steps skipped"
+        )
+    if loss.get("trajectory"):
+        lines += _row("loss", f"{loss['first']:.4f} at step 1, {loss['last']:.4f} at step {len(loss['trajectory'])}")
+    lines += _row("files", str(Path(result["settings"]["output_dir"]) / "result.json"))
+    for line in where:
+        lines += _row("tracker", line)
+    return "\n".join(lines)
+
+
+def _row(name: str, text: str) -> list[str]:
+    return [f"  {name:<12} {text}"]
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)

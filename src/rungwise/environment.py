@@ -1,0 +1,75 @@
+"""What a run ran on and with: a figure means nothing without it."""
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "wandb", "rungwise")
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Versions, device, threads, precision support, git commit and date."""
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": device_name(device),
+        "device_count": torch.accelerator.device_count() if device.type != "cpu" else 1,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "native_precision": native_precision(device),
+        "git_commit": _git_commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The device as its maker calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return str(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 (a device file, not a path of ours)
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def native_precision(device: torch.device) -> list[str]:
+    """The dtypes this device multiplies in hardware; the others work too, slower."""
+    if device.type == "cuda":
+        return ["fp32", "fp16"] + ["bf16"] * torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return ["fp32"]
+    # oneDNN, which multiplies matrices on the CPU, knows what this processor has instructions for.
+    onednn = torch.ops.mkldnn
+    found = ["fp32"]
+    for name in ("bf16", "fp16"):
+        supported = getattr(onednn, f"_is_mkldnn_{name}_supported", None)
+        if supported and supported():
+            found.append(name)
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,106 @@
+"""The shared training loop. It knows no flags, no tracker and no device.
+
+B rows and T tokens a micro-batch, A micro-batches an optimizer step, P processes.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from .meter import StepMeter
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step. Counts and the loss are over all processes."""
+
+    number: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    seconds: float
+    timed: bool
+    loss_scale: float | None
+    skipped: bool
+    peak_bytes: int | None
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer a number."""
+
+
+def train(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: LRScheduler,
+    batches: Iterable[dict[str, torch.Tensor]],
+    meter: StepMeter,
+    *,
+    max_steps: int,
+    max_grad_norm: float = 0.0,
+) -> Iterator[Step]:
+    """Trains for `max_steps` optimizer steps and yields each one as it is done.
+
+    Every token that carries a loss has the same weight, whichever micro-batch and process it falls into.
+
+    Args:
+        accelerator: holds A, P, the precision and its scaler.
+        model: prepared; returns the sum of token losses / `num_items_in_batch`, as causal LMs of Transformers do.
+        optimizer: prepared.
+        scheduler: not prepared, since a prepared one would step P times.
+        batches: prepared; at least `max_steps` x A dicts with `input_ids` and `labels`, (B, T).
+        meter: times the steps.
+        max_steps: how many steps to take.
+        max_grad_norm: the global norm to clip gradients at; 0 clips nothing.
+
+    Raises:
+        Diverged: the loss of a step is infinite or not a number.
+    """
+    model.train()
+    batches = iter(batches)
+    accumulation = accelerator.gradient_accumulation_steps
+    for number in range(1, max_steps + 1):
+        learning_rate = scheduler.get_last_lr()[0]
+        loss_scale = accelerator.scaler.get_scale() if accelerator.scaler else None
+        with meter.step() as time:
+            window = [next(batches) for _ in range(accumulation)]
+            # A label is predicted from the token before it, so the first of a row carries no loss.
+            tokens = sum((batch["labels"][:, 1:] != -100).sum() for batch in window)
+            tokens = accelerator.reduce(tokens, "sum")
+            total = torch.zeros((), device=accelerator.device)
+            for batch in window:
+                with accelerator.accumulate(model):
+                    loss = model(**batch, num_items_in_batch=tokens).loss
+                    total += loss.detach()
+                    # backward() divides by A and DDP averages over P; the loss is already a share of the whole window.
+                    accelerator.backward(loss * accumulation * accelerator.num_processes)
+                    if accelerator.sync_gradients:
+                        limit = max_grad_norm or float("inf")
+                        grad_norm = accelerator.clip_grad_norm_(model.parameters(), limit)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            # A fused optimizer skips inside its kernel, where Accelerate does not see it; the scale falls each time.
+            skipped = loss_scale is not None and accelerator.scaler.get_scale() < loss_scale
+            if not skipped:
+                scheduler.step()
+        loss = accelerator.reduce(total, "sum").item()
+        if not torch.isfinite(torch.tensor(loss)):
+            raise Diverged(f"the loss of step {number} is {loss}; lower --learning_rate, or train in bf16")
+        yield Step(
+            number=number,
+            loss=loss,
+            grad_norm=float(grad_norm),
+            learning_rate=learning_rate,
+            tokens=int(tokens),
+            seconds=time.seconds,
+            timed=time.timed,
+            loss_scale=loss_scale,
+            skipped=skipped,
+            peak_bytes=time.peak_bytes,
+        )

@@ -1,0 +1,133 @@
+"""Time, tokens and FLOPs of optimizer steps."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+# Fewer timed steps than this are not enough to claim a speed.
+LEAST_TIMED_STEPS = 10
+
+
+class Window(Protocol):
+    """What `StepMeter` needs of the memory meter."""
+
+    done: bool
+
+    def peak_bytes(self) -> int: ...
+
+    def window(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass
+class StepTime:
+    """How long one optimizer step took, whether it counts, and the peak memory up to its end where it is known."""
+
+    seconds: float = 0.0
+    timed: bool = False
+    peak_bytes: int | None = None
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for the device to finish what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+class StepMeter:
+    """Times optimizer steps in three phases that never mix.
+
+    First, steps under the memory meter, until it has seen a whole step; then untimed steps up to `untimed_steps`;
+    then the timed ones. fp16 can skip its first steps, which makes the first phase longer.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        memory: Window,
+        untimed_steps: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.device, self.memory, self.untimed_steps, self.clock = device, memory, untimed_steps, clock
+        self.seen = 0
+
+    @contextmanager
+    def step(self) -> Iterator[StepTime]:
+        """Around one whole optimizer step, the wait for its data included."""
+        self.seen += 1
+        metered = not self.memory.done
+        timing = StepTime(timed=not metered and self.seen > self.untimed_steps)
+        with self.memory.window() if metered else nullcontext():
+            synchronize(self.device)
+            started = self.clock()
+            yield timing
+            synchronize(self.device)
+            timing.seconds = self.clock() - started
+        if self.memory.done:
+            timing.peak_bytes = self.memory.peak_bytes()
+
+
+def throughput(seconds: list[float], tokens: list[int]) -> dict[str, float | int | None]:
+    """The speed of the timed steps, keyed as in `result.json`.
+
+    Args:
+        seconds: wall time of each timed step.
+        tokens: tokens of each timed step that carried a loss, over all processes.
+
+    Returns:
+        Rates and times are None where fewer than ten steps were timed.
+    """
+    found: dict[str, float | int | None] = dict.fromkeys(
+        ("tokens_per_second", "step_ms_median", "step_ms_p10", "step_ms_p90")
+    )
+    if len(seconds) >= LEAST_TIMED_STEPS:
+        tenths = statistics.quantiles(seconds, n=10, method="inclusive")
+        found["tokens_per_second"] = sum(tokens) / sum(seconds)
+        found["step_ms_median"] = 1000 * statistics.median(seconds)
+        found["step_ms_p10"], found["step_ms_p90"] = 1000 * tenths[0], 1000 * tenths[-1]
+    return found | {"timed_steps": len(seconds), "tokens": sum(tokens)}
+
+
+def model_flops_per_row(config: PreTrainedConfig, block_size: int) -> int | None:
+    """Matrix-multiply FLOPs to train on one row of `block_size` tokens, recomputation not counted.
+
+    The forward pass is counted by PyTorch's FlopCounterMode on a model without storage (device "meta"), with full
+    T x T attention; the backward pass costs twice the forward pass (Kaplan et al. 2020, section 2.1). For GPT-2
+    that is 3 x [2T(12 C^2 L + C V) + 4 T^2 C L]. None for a model that cannot run without storage: unknown, not
+    guessed.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            row = torch.zeros((1, block_size), dtype=torch.long)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(input_ids=row)
+    except Exception:
+        # Any model code may need real values on its way (mixtures of experts do).
+        return None
+    return 3 * counter.get_total_flops()
+
+
+def matmul_flops_per_second(device: torch.device, mixed_precision: str, seconds: float = 0.3) -> float:
+    """The best rate of a square matrix multiply on this device in the run's dtype, in FLOPs a second."""
+    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[mixed_precision]
+    size = 1024 if device.type == "cpu" else 8192
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    best, spent, runs = float("inf"), 0.0, 0
+    while runs < 3 or spent < seconds:
+        synchronize(device)
+        started = time.perf_counter()
+        torch.mm(a, b)
+        synchronize(device)
+        elapsed = time.perf_counter() - started
+        # The first run pays for starting up.
+        best = min(best, elapsed) if runs else best
+        spent, runs = spent + elapsed, runs + 1
+    return 2 * size**3 / best

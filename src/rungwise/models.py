@@ -1,0 +1,99 @@
+"""The model: a small GPT-2 by default, or any causal LM by name. Parameters are fp32 master weights."""
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from .problems import closest
+from .settings import Settings
+
+
+def default_config() -> GPT2Config:
+    """A GPT-2 small enough for a laptop: 5.3 million parameters, no dropout, so that every rung can be compared."""
+    return GPT2Config(
+        vocab_size=2048,
+        n_positions=256,
+        n_embd=256,
+        n_layer=6,
+        n_head=8,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def load_config(settings: Settings) -> PreTrainedConfig:
+    """The model's config.
+
+    Raises:
+        ValueError: the model type does not exist, or an override does not fit.
+        OSError: the config is neither a folder nor to be had from the Hub.
+    """
+    source = settings.model_name_or_path or settings.config_name
+    if source:
+        config = AutoConfig.from_pretrained(source)
+    elif settings.model_type:
+        if settings.model_type not in CONFIG_MAPPING:
+            near = closest(settings.model_type, CONFIG_MAPPING.keys())
+            raise ValueError(f"no such model type{near}; see Transformers' list of causal language models")
+        config = CONFIG_MAPPING[settings.model_type]()
+    else:
+        config = default_config()
+    if settings.config_overrides:
+        config.update_from_string(settings.config_overrides)
+    # A key-value cache serves generation; in training it only holds memory.
+    config.use_cache = False
+    return config
+
+
+def problems(settings: Settings) -> list[str]:
+    """What is wrong with the model asked for, found without building it."""
+    try:
+        config = load_config(settings)
+    except Exception as error:
+        # Configs come from the Hub and from other people's code, which raise anything.
+        named = ("model_name_or_path", "config_name", "model_type", "config_overrides")
+        given = " ".join(f"--{name} {value}" for name in named if (value := getattr(settings, name)))
+        return [f"{given}: {_first_line(error)}"]
+    found = []
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and settings.block_size > positions:
+        found.append(
+            f"--block_size {settings.block_size} is longer than the model's {positions} positions; "
+            f"use --block_size {positions} or less"
+        )
+    return found
+
+
+def build_model(settings: Settings) -> PreTrainedModel:
+    """Builds or loads the model with fp32 parameters, whatever dtype they were saved in.
+
+    Under bf16 or fp16 autocast the small updates of AdamW would be lost in half-precision parameters.
+    """
+    config = load_config(settings)
+    attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
+    if settings.model_name_or_path:
+        model = AutoModelForCausalLM.from_pretrained(
+            settings.model_name_or_path, config=config, dtype=torch.float32, **attention
+        )
+    elif type(config) is GPT2Config:
+        model = GPT2LMHeadModel._from_config(config, dtype=torch.float32, **attention)
+    else:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
+    # The loss function is found by the class's name, which for some (GPT2LMHeadModel) says nothing: name it, since
+    # the warning about it also breaks a compiled graph.
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,20 @@
+"""One message for everything that is wrong with a call."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class SettingsError(ValueError):
+    """The settings of a run cannot be used. The message lists every problem, each with its mend."""
+
+    def __init__(self, problems: Iterable[str]):
+        self.problems = list(problems)
+        count = len(self.problems)
+        head = "1 problem with this call:" if count == 1 else f"{count} problems with this call:"
+        super().__init__("\n".join([head, *(f"  - {problem}" for problem in self.problems)]))
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """' (did you mean X?)' for the known name nearest to `name`, or '' if none is near."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""

@@ -1,0 +1,106 @@
+"""Shows that each technique that was asked for took part in the first optimizer step. No label without the thing."""
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from .settings import Settings
+from .techniques import CompileRecord, checkpointed_blocks
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class InactiveTechnique(RuntimeError):
+    """A technique that was asked for did not act, so the run would carry a false label."""
+
+
+class Proof:
+    """Takes notes while the first optimizer step runs; `check` compares them with what was asked for.
+
+    In eager mode by hooks on the modules; in compiled code, where hooks would change the graph, from the graphs that
+    the compiler was given.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: Settings, compiled: CompileRecord | None):
+        self.settings, self.compiled = settings, compiled
+        self.dtypes: set[torch.dtype] = set()
+        self.recomputed_blocks = 0
+        self._in_forward = False
+        self._hooks: list[RemovableHandle] = []
+        if compiled is None:
+            self._attach(model)
+
+    def _attach(self, model: PreTrainedModel) -> None:
+        head = model.get_output_embeddings() or [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
+        self._hooks.append(head.register_forward_hook(self._note_dtype))
+        self._hooks.append(model.register_forward_pre_hook(lambda *_: self._enter(True)))
+        self._hooks.append(model.register_forward_hook(lambda *_: self._enter(False)))
+        for block in checkpointed_blocks(model):
+            # A block's own hooks stay outside its checkpoint; its first part runs again inside.
+            self._hooks.append(next(block.children()).register_forward_hook(self._note_recompute))
+
+    def _enter(self, entered: bool) -> None:
+        self._in_forward = entered
+
+    def _note_dtype(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        self.dtypes.add(output.dtype)
+
+    def _note_recompute(self, *_: Any) -> None:
+        # A part of the model that runs after the model's forward has ended is run by the backward pass.
+        self.recomputed_blocks += not self._in_forward
+
+    def check(self, accelerator: Accelerator) -> dict[str, Any]:
+        """Call once, after the first optimizer step. Removes the hooks.
+
+        Returns:
+            What was seen, as it stands in `result.json`.
+
+        Raises:
+            InactiveTechnique: something that was asked for was not there; the message lists all of it.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        if self.compiled:
+            self.dtypes = self.compiled.dtypes
+            self.recomputed_blocks = self.compiled.recomputed_blocks
+        missing = []
+        wanted = DTYPES.get(self.settings.mixed_precision)
+        found = {dtype for dtype in self.dtypes if dtype in DTYPES.values()}
+        if found != ({wanted} if wanted else set()):
+            seen = ", ".join(sorted(str(dtype) for dtype in found)) or "neither bf16 nor fp16"
+            missing.append(
+                f"mixed_precision {self.settings.mixed_precision} was asked for, the model computed in {seen}"
+            )
+        scaled = accelerator.scaler is not None and accelerator.scaler.is_enabled()
+        if scaled != (self.settings.mixed_precision == "fp16"):
+            missing.append("fp16 was asked for without a gradient scaler" if not scaled else "a scaler without fp16")
+        if self.settings.gradient_checkpointing != (self.recomputed_blocks > 0):
+            missing.append(
+                f"gradient checkpointing was asked for: {self.settings.gradient_checkpointing}; "
+                f"blocks that were recomputed: {self.recomputed_blocks}"
+            )
+        if self.settings.torch_compile and not (self.compiled and self.compiled.graphs):
+            missing.append("torch_compile was asked for, and no graph was compiled")
+        if accelerator.num_processes != self.settings.num_processes:
+            missing.append(
+                f"{self.settings.num_processes} processes were asked for, {accelerator.num_processes} took part"
+            )
+        if accelerator.gradient_accumulation_steps != self.settings.gradient_accumulation_steps:
+            missing.append(
+                f"{self.settings.gradient_accumulation_steps} accumulation steps were asked for, "
+                f"{accelerator.gradient_accumulation_steps} were taken"
+            )
+        if missing:
+            raise InactiveTechnique("; ".join(missing))
+        return {
+            "compute_dtype": str(wanted or torch.float32).removeprefix("torch."),
+            "gradient_scaler": scaled,
+            "recomputed_blocks": self.recomputed_blocks,
+            "compiled_graphs": self.compiled.graphs if self.compiled else 0,
+            "processes": accelerator.num_processes,
+            "distributed_type": accelerator.distributed_type.value,
+        }

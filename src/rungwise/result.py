@@ -1,0 +1,125 @@
+"""What one run found: a row of metrics for each step, and `result.json`, by which everyone else knows the run."""
+
+import json
+import math
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .loop import Step
+from .memory import MIB
+from .meter import throughput
+from .settings import Settings
+
+SCHEMA = 1
+
+
+@dataclass
+class Record:
+    """Everything that is known of one run. It starts as a failed one, so that a killed process leaves its row too."""
+
+    settings: Settings
+    status: str = "failed"
+    reason: str | None = "ended before it was finished (killed?)"
+    environment: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, float | None] = field(default_factory=dict)
+    compile: dict[str, int] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    row_flops: int | None = None
+    matmul_flops_per_second: float = math.inf
+
+    def add(self, step: Step) -> dict[str, Any]:
+        """Keeps one step. Returns its metrics by name; speed stands only in those that were timed."""
+        self.steps.append(step)
+        row: dict[str, Any] = {
+            "train/loss": step.loss,
+            "train/grad_norm": step.grad_norm,
+            "train/learning_rate": step.learning_rate,
+            "train/tokens": sum(s.tokens for s in self.steps),
+        }
+        if step.timed:
+            row["perf/step_ms"] = 1000 * step.seconds
+            row |= {f"perf/{name}": value for name, value in self._speed(step.tokens, step.seconds).items()}
+        if step.peak_bytes is not None:
+            row["memory/peak_allocated_mib"] = step.peak_bytes / MIB
+        return row | {f"amp/{name}": value for name, value in self._amp().items()}
+
+    def _speed(self, tokens: float, seconds: float) -> dict[str, float]:
+        rate = tokens / seconds
+        found = {
+            "tokens_per_second": rate,
+            "tokens_per_second_per_device": rate / self.settings.num_processes,
+        }
+        if self.row_flops is not None:
+            flops = self.row_flops * self.settings.global_batch_size / seconds
+            found["model_tflops"] = flops / 1e12
+            found["utilization"] = flops / self.settings.num_processes / self.matmul_flops_per_second
+        return found
+
+    def _throughput(self) -> dict[str, Any]:
+        timed = [step for step in self.steps if step.timed]
+        found = throughput([step.seconds for step in timed], [step.tokens for step in timed])
+        if found["tokens_per_second"] is not None:
+            found |= self._speed(found["tokens"], sum(step.seconds for step in timed))
+        return found
+
+    def _compile(self) -> dict[str, Any]:
+        """Seconds are what the first step took beyond a later one: compiling happens there."""
+        timed = [step.seconds for step in self.steps if step.timed]
+        if not self.compile or not timed:
+            return {}
+        return {"seconds": self.steps[0].seconds - statistics.median(timed), **self.compile}
+
+    def _amp(self) -> dict[str, Any]:
+        if not self.steps or self.steps[-1].loss_scale is None:
+            return {}
+        return {"loss_scale": self.steps[-1].loss_scale, "skipped_steps": sum(s.skipped for s in self.steps)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run as it stands in `result.json`."""
+        losses = [step.loss for step in self.steps]
+        return plain(
+            {
+                "schema": SCHEMA,
+                "name": self.settings.run_name,
+                "status": self.status,
+                "reason": self.reason,
+                "settings": self.settings.as_dict(),
+                "origins": self.settings.origins,
+                "environment": self.environment,
+                "evidence": self.evidence,
+                "loss": {"first": losses[0], "last": losses[-1], "trajectory": losses} if losses else {},
+                "throughput": self._throughput(),
+                "memory": self.memory,
+                "compile": self._compile(),
+                "amp": self._amp(),
+            }
+        )
+
+    def write(self, folder: Path) -> None:
+        """Writes `result.json` beside itself and renames it, so that a reader never sees half of one."""
+        path = folder / "result.json"
+        temporary = path.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the run by their metric names, for a tracker."""
+        result = self.as_dict()
+        prefixes = {"throughput": "perf", "memory": "memory", "compile": "compile", "amp": "amp"}
+        figures = {
+            f"{prefix}/{key}": value for group, prefix in prefixes.items() for key, value in result[group].items()
+        }
+        losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if result["loss"]}
+        return {"status": self.status, "reason": self.reason, **losses, **figures}
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: what is not a finite number becomes null."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

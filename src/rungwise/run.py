@@ -1,0 +1,170 @@
+"""One run's bookkeeping: settings in, `result.json` out, whatever happens between."""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from accelerate.utils.memory import should_reduce_batch_size
+from transformers import PreTrainedModel
+
+from . import console, data, models, tracking
+from .environment import describe
+from .loop import Diverged, Step
+from .memory import MemoryMeter
+from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row
+from .problems import SettingsError
+from .proof import Proof
+from .resolve import parse
+from .result import Record, plain
+from .settings import Settings
+from .techniques import CompileRecord
+
+
+def configure(argv: Sequence[str] | None = None, description: str | None = None) -> Settings:
+    """The settings of this call. Exits with code 2 and one message if anything is wrong with them."""
+    settings, problems = parse(sys.argv[1:] if argv is None else argv, description=description)
+    problems += models.problems(settings) + data.problems(settings) + tracking.problems(settings)
+    if problems:
+        if _is_main():
+            print(SettingsError(problems), file=sys.stderr)
+        raise SystemExit(2)
+    return settings
+
+
+class Terminated(BaseException):
+    """The process was asked to end (SIGTERM)."""
+
+
+class Run:
+    """A context around one training run. It keeps the files, the tracker and the terminal; it trains nothing.
+
+    Errors inside the context become a status, a reason and `exit_code`. Only the main process writes and prints.
+    """
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.record = Record(settings)
+        self.folder = Path(settings.output_dir)
+        self.exit_code = 0
+        self.tracker = tracking.Tracker()
+        self.accelerator: Accelerator | None = None
+        self.progress: console.Progress | None = None
+        self.compiled: CompileRecord | None = None
+
+    def __enter__(self) -> "Run":
+        self._previous_handler = signal.signal(signal.SIGTERM, _terminate)
+        if _is_main():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "metrics.jsonl").write_text("", encoding="utf-8")
+            self.record.write(self.folder)
+        return self
+
+    def start(self, accelerator: Accelerator) -> Accelerator:
+        """Takes note of where the run runs, shows its settings and starts the tracker."""
+        settings, device = self.settings, accelerator.device
+        self.memory = MemoryMeter(device)
+        self.meter = StepMeter(device, self.memory, settings.untimed_steps)
+        self.record.environment = describe(device)
+        self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.mixed_precision)
+        self.record.row_flops = model_flops_per_row(models.load_config(settings), settings.block_size)
+        if _is_main():
+            print(console.settings_block(settings, self.record.environment), flush=True)
+            config = {**settings.as_dict(), "origins": settings.origins, "environment": self.record.environment}
+            self.tracker = tracking.build_tracker(settings, config)
+            self.progress = console.Progress(settings.max_steps)
+        self.accelerator = accelerator
+        return accelerator
+
+    def building(self) -> AbstractContextManager[None]:
+        """Around what makes the model and the optimizer: their memory counts."""
+        return self.memory.building()
+
+    def watch(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, compiled: CompileRecord | None) -> None:
+        """Watches whom memory belongs to, and that every technique acts. Call it before `prepare`."""
+        self.memory.watch(model, optimizer)
+        self.compiled = compiled
+        self.proof = Proof(model, self.settings, compiled)
+
+    def log(self, step: Step) -> None:
+        """Keeps one finished step.
+
+        Raises:
+            InactiveTechnique: after the first step, if a technique that was asked for did not act.
+        """
+        row = self.record.add(step)
+        if step.number == 1:
+            self.record.evidence = self.proof.check(self.accelerator)
+        if _is_main():
+            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step.number, **plain(row)}) + "\n")
+            self.tracker.log(row, step=step.number)
+            self.progress.show(step)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        record = self.record
+        record.status, record.reason, self.exit_code = _outcome(error, record.steps)
+        if self.compiled:
+            record.compile = {"graphs": self.compiled.graphs}
+        if self.accelerator:
+            record.memory = self._largest_memory() if record.status == "ok" else self.memory.result()
+        if _is_main():
+            if self.progress:
+                self.progress.close()
+            if self.exit_code == 1 and record.status == "failed":
+                # A fault nobody foresaw: its place in the code is what its reader needs.
+                traceback.print_exception(kind, error, trace)
+            record.write(self.folder)
+            self.tracker.summary(record.summary())
+            where = self.tracker.finish(failed=self.exit_code != 0)
+            print(console.summary_block(record.as_dict(), where), flush=True)
+        if self.accelerator:
+            self.accelerator.end_training()
+        signal.signal(signal.SIGTERM, self._previous_handler)
+        return isinstance(error, Exception | KeyboardInterrupt | Terminated)
+
+    def _largest_memory(self) -> dict[str, float | None]:
+        """Each figure of the rank where it is largest."""
+        ranks = gather_object([self.memory.result()])
+        return {name: max(rank[name] for rank in ranks) if ranks[0][name] is not None else None for name in ranks[0]}
+
+
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def _outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str | None, int]:
+    """Status, reason and exit code of a run that ended with `error`, or with none."""
+    words = str(error).strip() or type(error).__name__
+    match error:
+        case None if steps and all(step.skipped for step in steps):
+            return "diverged", f"fp16 overflowed in all {len(steps)} steps, no weight was changed", 1
+        case None:
+            return "ok", None, 0
+        case SettingsError():
+            return "failed", words, 2
+        case Diverged():
+            return "diverged", words, 1
+        case KeyboardInterrupt():
+            return "failed", f"interrupted after {len(steps)} steps", 130
+        case Terminated():
+            return "failed", f"terminated after {len(steps)} steps", 143
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error):
+        mend = "raise --gradient_accumulation_steps, or add --gradient_checkpointing"
+        return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {mend}", 1
+    return "failed", f"{type(error).__name__}: {words}", 1

@@ -1,0 +1,102 @@
+"""The settings of one run, as a dataclass. Each field with a group is a flag of the same name."""
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEDULERS = (
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "inverse_sqrt",
+)
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
+CHECKPOINTING_KWARGS = {"use_reentrant": bool, "every_n_layers": int, "offload": bool}
+
+
+def _flag(
+    default: Any, group: str, text: str, choices: Sequence[str] | None = None, least: float | None = None
+) -> Any:
+    return field(default=default, metadata={"group": group, "help": text, "choices": choices, "least": least})
+
+
+def _derived(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"group": None, "help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every resolved setting of one training run. A field with a group is a flag of the same name."""
+
+    config: str = _flag("", "config", "Accelerate YAML file (required)")
+
+    model_name_or_path: str | None = _flag(None, "model", "pretrained weights: Hub id or folder")
+    config_name: str | None = _flag(None, "model", "random weights from this config: Hub id or folder")
+    model_type: str | None = _flag(None, "model", "random weights from the default config of this family, as in llama")
+    config_overrides: str | None = _flag(None, "model", "changes to the config, as in n_layer=2,n_embd=64")
+    attn_implementation: str | None = _flag(None, "model", "eager, sdpa, flash_attention_2, ...")
+
+    dataset_name: str | None = _flag(
+        None, "data", "python-stdlib, synthetic, or a Hub or local dataset [python-stdlib]"
+    )
+    dataset_config_name: str | None = _flag(None, "data", "configuration of the dataset")
+    dataset_split: str | None = _flag(None, "data", "split of the dataset [train]")
+    text_column: str | None = _flag(None, "data", "column that holds the text [text, else the first text column]")
+    train_file: str | None = _flag(None, "data", "a text file to train on")
+    tokenizer_name: str | None = _flag(None, "data", "tokenizer: Hub id or folder [the model's, else bytes as tokens]")
+    block_size: int = _flag(256, "data", "tokens a row", least=2)
+
+    global_batch_size: int = _flag(
+        16, "batch", "rows an optimizer step, over all processes and micro-batches", least=1
+    )
+    gradient_accumulation_steps: int = _flag(
+        1, "batch", "micro-batches an optimizer step [the config's, else 1]", least=1
+    )
+
+    gradient_checkpointing: bool = _flag(False, "techniques", "recompute each block in backward, keep its input alone")
+    gradient_checkpointing_kwargs: dict[str, Any] | None = _flag(
+        None, "techniques", "JSON with use_reentrant, every_n_layers, offload"
+    )
+    torch_compile: bool = _flag(False, "techniques", "compile the model [the config's dynamo_config]")
+    torch_compile_mode: str = _flag("default", "techniques", "how much the compiler tries", choices=COMPILE_MODES)
+    torch_compile_scope: str = _flag(
+        "model", "techniques", "the whole model, or its repeated block once", choices=("model", "regional")
+    )
+    optim: str = _flag("adamw_torch", "techniques", "optimizer", choices=("adamw_torch", "adamw_torch_fused"))
+
+    max_steps: int = _flag(20, "training", "optimizer steps", least=1)
+    untimed_steps: int = _flag(3, "training", "first optimizer steps, measured for memory and not timed", least=2)
+    learning_rate: float = _flag(1e-3, "training", "peak learning rate", least=0)
+    lr_scheduler_type: str = _flag("constant", "training", "learning rate schedule", choices=SCHEDULERS)
+    warmup_steps: int = _flag(0, "training", "optimizer steps of linear warm-up", least=0)
+    weight_decay: float = _flag(0.0, "training", "decay of the matrices, not of biases and norms", least=0)
+    max_grad_norm: float = _flag(1.0, "training", "gradient norm to clip at; 0 clips nothing", least=0)
+    seed: int = _flag(0, "training", "of weights, row order and synthetic data", least=0)
+
+    report_to: str = _flag("wandb", "output", "tracker", choices=("wandb", "trackio", "tensorboard", "none"))
+    save_model: bool = _flag(False, "output", "save a Transformers folder in <output_dir>/model")
+    project: str = _flag("rungwise", "output", "project of the tracker")
+    run_name: str | None = _flag(None, "output", "name of the run [made from the settings]")
+    group: str | None = _flag(None, "output", "group of runs in the tracker")
+    output_dir: str | None = _flag(None, "output", "folder of the run [runs/<run_name>]")
+
+    mixed_precision: str = _derived("no", "no, bf16 or fp16; the config decides")
+    use_cpu: bool = _derived(False, "train on the CPU even where there is an accelerator; the config decides")
+    num_processes: int = _derived(1, "processes, as launched")
+    micro_batch_size: int = _derived(16, "rows a process runs forward and backward at a time")
+    origins: dict[str, str] = field(default_factory=dict, metadata={"group": None}, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings by name, without where they came from."""
+        values = dataclasses.asdict(self)
+        del values["origins"]
+        return values
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(Settings) if f.name != "origins"}
+HINTS = typing.get_type_hints(Settings)

@@ -1,0 +1,159 @@
+"""Where each technique plugs in: precision, accumulation, checkpointing, compile, optimizer. No other place knows."""
+
+import inspect
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import GradientAccumulationPlugin
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from . import cpu_matmul
+from .environment import native_precision
+from .settings import Settings
+
+# The devices whose allocator counts its own peak; elsewhere (Apple's MPS, say) a run would have no memory figure.
+MEASURED_ACCELERATORS = ("cuda", "xpu")
+
+
+def build_accelerator(settings: Settings) -> Accelerator:
+    """The Accelerator of this run, with autocast and, for fp16, a gradient scaler on every device.
+
+    On the CPU Accelerate accepts fp16 and then trains in fp32 without a scaler; PyTorch has both since 2.3, so they
+    are switched on here.
+    """
+    device = torch.accelerator.current_accelerator()
+    use_cpu = settings.use_cpu or device is None or device.type not in MEASURED_ACCELERATORS
+    if use_cpu:
+        _use_all_cores()
+        if settings.mixed_precision not in ("no", *native_precision(torch.device("cpu"))):
+            cpu_matmul.install()
+    accelerator = Accelerator(
+        cpu=use_cpu,
+        mixed_precision=settings.mixed_precision,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=settings.gradient_accumulation_steps,
+            # The loop fetches a window's batches ahead, so the loader ends before the window's last micro-batch.
+            sync_with_dataloader=False,
+        ),
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )
+    if settings.mixed_precision == "fp16" and accelerator.scaler is None:
+        accelerator.native_amp = True
+        accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
+    return accelerator
+
+
+def _use_all_cores() -> None:
+    """Shares the cores among this machine's processes.
+
+    `accelerate launch` and `torchrun` set OMP_NUM_THREADS=1 where the user set nothing; more than 1 is the user's.
+    """
+    if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def apply_checkpointing(model: PreTrainedModel, settings: Settings) -> None:
+    """Has each block keep its input alone and run forward again in the backward pass.
+
+    Raises:
+        ValueError: the model cannot, or this Transformers release does not know an option asked for.
+    """
+    if not settings.gradient_checkpointing:
+        return
+    options = {"use_reentrant": False, **(settings.gradient_checkpointing_kwargs or {})}
+    # What is Transformers' own stands beside the keyword arguments of torch.utils.checkpoint, not among them.
+    own = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
+    # Transformers renamed the method; older 5.x releases only have the first name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    unknown = [name for name in own if name not in inspect.signature(enable).parameters]
+    if unknown:
+        raise ValueError(
+            f"this Transformers release does not know {', '.join(unknown)} in --gradient_checkpointing_kwargs; "
+            "install transformers 5.24 or newer, or leave it out"
+        )
+    enable(options, **own)
+
+
+def checkpointed_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that recompute themselves in the backward pass."""
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
+
+
+def repeated_blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The model's identical layers, which regional compilation compiles once."""
+    return [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
+
+
+@dataclass
+class CompileRecord:
+    """What the compiler was given: one entry a captured graph."""
+
+    graphs: int = 0
+    recomputed_blocks: int = 0
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    cache: tempfile.TemporaryDirectory | None = None
+
+    def backend(self, mode: str) -> Callable[..., Any]:
+        """An Inductor backend that takes notes of the graphs that pass through it."""
+        from torch._inductor import list_mode_options
+        from torch._inductor.compile_fx import compile_fx
+
+        patches = list_mode_options(mode) if mode != "default" else None
+
+        def compile_and_record(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            self.graphs += 1
+            for module in graph.modules():
+                for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+                    self.recomputed_blocks += "activation_checkpoint" in str(node.target)
+                    value = node.meta.get("example_value")
+                    if node.op == "call_function" and isinstance(value, torch.Tensor):
+                        self.dtypes.add(value.dtype)
+            return compile_fx(graph, inputs, config_patches=patches)
+
+        return compile_and_record
+
+
+def apply_compile(model: PreTrainedModel, settings: Settings) -> CompileRecord | None:
+    """Compiles the model or its repeated block, in place, so that parameters keep their names.
+
+    Shapes are fixed whatever the launcher left in the environment: packed blocks never change theirs.
+
+    Raises:
+        ValueError: regional scope for a model that names no repeated block.
+    """
+    if not settings.torch_compile:
+        return None
+    record = CompileRecord()
+    scope = [model] if settings.torch_compile_scope == "model" else repeated_blocks(model)
+    if not scope:
+        raise ValueError(
+            f"{type(model).__name__} names no repeated block, so nothing would be compiled; "
+            "use --torch_compile_scope model"
+        )
+    # A compile time only means something with an empty cache; one that the user named is the user's to answer for.
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        record.cache = tempfile.TemporaryDirectory(prefix="rungwise-inductor-")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = record.cache.name
+    backend = record.backend(settings.torch_compile_mode)
+    for module in scope:
+        module.compile(backend=backend, dynamic=False)
+    return record
+
+
+def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW that decays matrices and embeddings alone, as is usual for language models."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = True if settings.optim == "adamw_torch_fused" else None
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=fused)

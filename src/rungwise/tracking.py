@@ -1,0 +1,121 @@
+"""W&B and the other trackers behind one small interface, on top of Accelerate's own.
+
+Names of metrics are given by the caller; a run that reports to nothing has a `Tracker` too, so no caller asks.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
+
+from .settings import Settings
+
+EXTRAS = {"wandb": "wandb", "trackio": "rungwise[trackio]", "tensorboard": "rungwise[tensorboard]"}
+
+
+class Tracker:
+    """Reports to nothing. The others report to something."""
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        """One row of metrics; steps must increase."""
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """The figures of the whole run."""
+
+    def finish(self, failed: bool) -> list[str]:
+        """Ends the run. Returns lines that tell a person where it is."""
+        return []
+
+
+class AccelerateTracker(Tracker):
+    """One of Accelerate's trackers. It has no summary of its own, so the figures are a last row."""
+
+    def __init__(self, tracker: GeneralTracker, config: dict[str, Any], hint: str):
+        self._tracker, self._hint, self._last = tracker, hint, 0
+        tracker.start()
+        tracker.store_init_configuration(config)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self._tracker.log(values, step=step)
+        self._last = step
+
+    def summary(self, values: dict[str, Any]) -> None:
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        self._tracker.log({f"summary/{key}": value for key, value in numbers.items()}, step=self._last)
+
+    def finish(self, failed: bool) -> list[str]:
+        self._tracker.finish()
+        return [self._hint]
+
+
+class WandbTracker(Tracker):
+    """A W&B run: online with a key, offline without one, never a prompt."""
+
+    def __init__(self, settings: Settings, config: dict[str, Any]):
+        import wandb
+
+        folder = Path(settings.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        options = {
+            "name": settings.run_name,
+            "group": settings.group,
+            "job_type": "train",
+            "config": config,
+            "dir": str(folder),
+            "settings": wandb.Settings(silent=True, init_timeout=30),
+        }
+        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False, verify=False) else "offline")
+        self._why = "" if mode != "offline" or os.environ.get("WANDB_MODE") else " (no key; `wandb login` stores one)"
+        self._tracker = WandBTracker(settings.project, mode=mode, **options)
+        try:
+            self._tracker.start()
+        except wandb.errors.Error as error:
+            if mode == "offline":
+                raise
+            self._why = f" (online failed: {str(error).splitlines()[0]})"
+            self._tracker = WandBTracker(settings.project, mode="offline", **options)
+            self._tracker.start()
+        self._run = self._tracker.tracker
+        # Losses of rungs are compared at equal tokens; everything else stands over optimizer steps.
+        self._run.define_metric("train/tokens")
+        self._run.define_metric("train/*", step_metric="train/tokens")
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self._tracker.log(values, step=step)
+
+    def summary(self, values: dict[str, Any]) -> None:
+        self._run.summary.update(values)
+
+    def finish(self, failed: bool) -> list[str]:
+        if self._run.disabled:
+            return ["W&B is disabled by WANDB_MODE"]
+        self._run.finish(exit_code=int(failed))
+        if not self._run.offline:
+            return [self._run.url]
+        folder = os.path.relpath(self._run.settings.sync_dir)
+        return [f"offline{self._why}; look: wandb leet {folder}", f"send it later: wandb sync {folder}"]
+
+
+def problems(settings: Settings) -> list[str]:
+    """A tracker that is asked for and not installed."""
+    name = settings.report_to
+    if name == "none" or importlib.util.find_spec(name):
+        return []
+    return [f"--report_to {name}: not installed; pip install '{EXTRAS[name]}', or --report_to none"]
+
+
+def build_tracker(settings: Settings, config: dict[str, Any]) -> Tracker:
+    """The tracker asked for. Call it in one process only, so that one training run is one tracked run."""
+    if settings.report_to == "wandb":
+        return WandbTracker(settings, config)
+    if settings.report_to == "trackio":
+        hint = f"look: trackio show --project {settings.project}"
+        tracker = TrackioTracker(settings.project, name=settings.run_name, group=settings.group)
+        return AccelerateTracker(tracker, config, hint)
+    if settings.report_to == "tensorboard":
+        tracker = TensorBoardTracker(settings.run_name, logging_dir=settings.output_dir)
+        flat = {k: v if isinstance(v, int | float | str | bool) else str(v) for k, v in config.items()}
+        return AccelerateTracker(tracker, flat, f"look: tensorboard --logdir {settings.output_dir}")
+    return Tracker()
