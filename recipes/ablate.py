@@ -29,7 +29,7 @@ def main() -> int:
         dataloader = build_dataloader(dataset, settings)
         with run.building():
             model = build_model(settings)  # fp32 master weights
-            apply_checkpointing(model, settings)
+            apply_checkpointing(model, settings, accelerator.device)
             compiled = apply_compile(model, settings)
             optimizer = build_optimizer(model, settings)
             scheduler = get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)

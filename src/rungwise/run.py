@@ -27,7 +27,7 @@ from .proof import Proof
 from .resolve import parse
 from .result import Record, plain
 from .settings import Settings
-from .techniques import CompileRecord
+from .techniques import CompileRecord, UnavailableTechnique
 
 
 def configure(argv: Sequence[str] | None = None, description: str | None = None) -> Settings:
@@ -160,6 +160,8 @@ def _outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str |
             return "failed", words, 2
         case Diverged():
             return "diverged", words, 1
+        case UnavailableTechnique():
+            return "skipped", words, 1
         case KeyboardInterrupt():
             return "failed", f"interrupted after {len(steps)} steps", 130
         case Terminated():

@@ -22,6 +22,10 @@ from .settings import Settings
 MEASURED_ACCELERATORS = ("cuda", "xpu")
 
 
+class UnavailableTechnique(RuntimeError):
+    """A technique that was asked for cannot be had with this model, device or release."""
+
+
 def build_accelerator(settings: Settings) -> Accelerator:
     """The Accelerator of this run, with autocast and, for fp16, a gradient scaler on every device.
 
@@ -60,11 +64,11 @@ def _use_all_cores() -> None:
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
-def apply_checkpointing(model: PreTrainedModel, settings: Settings) -> None:
+def apply_checkpointing(model: PreTrainedModel, settings: Settings, device: torch.device) -> None:
     """Has each block keep its input alone and run forward again in the backward pass.
 
     Raises:
-        ValueError: the model cannot, or this Transformers release does not know an option asked for.
+        UnavailableTechnique: the model cannot, the release does not know an option, or there is nothing to offload to.
     """
     if not settings.gradient_checkpointing:
         return
@@ -73,9 +77,13 @@ def apply_checkpointing(model: PreTrainedModel, settings: Settings) -> None:
     own = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
     # Transformers renamed the method; older 5.x releases only have the first name.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    if not model.supports_gradient_checkpointing:
+        raise UnavailableTechnique(f"{type(model).__name__} does not support gradient checkpointing")
+    if own.get("offload") and device.type == "cpu":
+        raise UnavailableTechnique("offload moves activations from an accelerator to the host; this run is on the CPU")
     unknown = [name for name in own if name not in inspect.signature(enable).parameters]
     if unknown:
-        raise ValueError(
+        raise UnavailableTechnique(
             f"this Transformers release does not know {', '.join(unknown)} in --gradient_checkpointing_kwargs; "
             "install transformers 5.24 or newer, or leave it out"
         )
@@ -127,14 +135,14 @@ def apply_compile(model: PreTrainedModel, settings: Settings) -> CompileRecord |
     Shapes are fixed whatever the launcher left in the environment: packed blocks never change theirs.
 
     Raises:
-        ValueError: regional scope for a model that names no repeated block.
+        UnavailableTechnique: regional scope for a model that names no repeated block.
     """
     if not settings.torch_compile:
         return None
     record = CompileRecord()
     scope = [model] if settings.torch_compile_scope == "model" else repeated_blocks(model)
     if not scope:
-        raise ValueError(
+        raise UnavailableTechnique(
             f"{type(model).__name__} names no repeated block, so nothing would be compiled; "
             "use --torch_compile_scope model"
         )

@@ -1,0 +1,52 @@
+"""Every test starts without the user's caches, keys and launcher, and with Accelerate's singletons unset."""
+
+import os
+import tempfile
+from pathlib import Path
+
+# Before anything of Hugging Face is imported, which reads these once.
+_CACHE = tempfile.TemporaryDirectory(prefix="rungwise-tests-")
+os.environ["HF_HOME"] = _CACHE.name
+os.environ["HF_HUB_OFFLINE"] = "1"
+for name in ("WANDB_API_KEY", "WANDB_MODE", "RANK", "WORLD_SIZE", "OMP_NUM_THREADS"):
+    os.environ.pop(name, None)
+for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+    os.environ.pop(name)
+# No key of the person who runs the tests is ever used.
+os.environ["NETRC"] = os.path.join(_CACHE.name, "netrc")
+
+import rungwise  # noqa: E402, F401, I001 (sets what PyTorch reads when it is imported)
+import datasets  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from accelerate.state import AcceleratorState, GradientState  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state(monkeypatch: pytest.MonkeyPatch):
+    datasets.disable_progress_bars()
+    monkeypatch.chdir(ROOT)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture
+def config(tmp_path: Path):
+    """Writes an Accelerate file and returns its path."""
+
+    def write(text: str = "mixed_precision: 'no'\ndistributed_type: 'NO'\n", name: str = "config.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write

@@ -1,0 +1,118 @@
+"""A training run small enough for a test, through the same pieces as recipes/ablate.py."""
+
+import dataclasses
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import set_seed
+from datasets import Dataset
+from torch import nn
+from transformers import get_scheduler
+
+from rungwise.data import build_dataloader, build_dataset
+from rungwise.loop import Step, train
+from rungwise.meter import StepMeter
+from rungwise.models import build_model
+from rungwise.proof import Proof
+from rungwise.resolve import parse
+from rungwise.settings import Settings
+from rungwise.techniques import apply_checkpointing, apply_compile, build_accelerator, build_optimizer
+
+MODEL = "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"
+TINY = ["--config_overrides", MODEL, "--block_size", "32", "--dataset_name", "synthetic", "--report_to", "none"]
+
+
+def tiny_settings(*flags: str, config: str = "accelerate_configs/fp32.yaml", **changes: Any) -> Settings:
+    """Settings of a 2-layer GPT-2 on synthetic rows. `changes` go around the flags."""
+    settings, problems = parse(["--config", config, *TINY, *flags])
+    assert problems == []
+    return dataclasses.replace(settings, **changes)
+
+
+def ragged_rows(count: int = 64, length: int = 32, vocab_size: int = 128) -> Dataset:
+    """Rows of unequal length, padded: labels -100 and no attention on the padding. Some carry no loss at all."""
+    generator = torch.Generator().manual_seed(7)
+    rows = []
+    for index in range(count):
+        used = 1 if index % 9 == 0 else int(torch.randint(2, length + 1, (1,), generator=generator))
+        ids = torch.randint(vocab_size, (length,), generator=generator)
+        mask = torch.arange(length) < used
+        rows.append({"input_ids": ids * mask, "attention_mask": mask.long(), "labels": torch.where(mask, ids, -100)})
+    columns = {key: torch.stack([row[key] for row in rows]).numpy() for key in rows[0]}
+    return Dataset.from_dict(columns).with_format("torch")
+
+
+class NoMemory:
+    """Stands in for a memory meter where memory is not the question."""
+
+    done = True
+
+    def peak_bytes(self) -> int:
+        return 0
+
+    def window(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+@dataclass
+class Trained:
+    """What a tiny run left behind."""
+
+    steps: list[Step]
+    model: nn.Module
+    weights: dict[str, torch.Tensor]
+    accelerator: Accelerator
+    proof: Proof
+    compiled: Any
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def losses(self) -> list[float]:
+        return [step.loss for step in self.steps]
+
+
+def train_tiny(
+    settings: Settings, dataset: Dataset | None = None, sgd: bool = False, accelerator_hook: Any = None
+) -> Trained:
+    """Trains as recipes/ablate.py does, with AdamW or plain SGD with momentum."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = build_accelerator(settings)
+    if accelerator_hook:
+        accelerator_hook(accelerator)
+    set_seed(settings.seed)
+    dataloader = build_dataloader(dataset or build_dataset(settings), settings)
+    model = build_model(settings)
+    apply_checkpointing(model, settings, accelerator.device)
+    compiled = apply_compile(model, settings)
+    optimizer = build_optimizer(model, settings)
+    if sgd:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)
+    proof = Proof(model, settings, compiled)
+    prepared, prepared_optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
+    meter = StepMeter(accelerator.device, NoMemory(), settings.untimed_steps)
+    steps = list(
+        train(
+            accelerator,
+            prepared,
+            prepared_optimizer,
+            scheduler,
+            dataloader,
+            meter,
+            max_steps=settings.max_steps,
+            max_grad_norm=settings.max_grad_norm,
+        )
+    )
+    weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    return Trained(steps, model, weights, accelerator, proof, compiled, optimizer)
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest absolute difference of any weight."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)

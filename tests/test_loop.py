@@ -1,0 +1,187 @@
+"""Equal training: however a window is split, and whichever technique is on, the same weights come out.
+
+Weights are compared under SGD, which is linear in the gradient. AdamW divides by the gradient's size, so that rounding
+of 1e-10 in a gradient that is mathematically zero (the bias of a key, say) moves a weight; its losses are compared.
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from harness import NoMemory, largest_difference, ragged_rows, tiny_settings, train_tiny
+
+from rungwise import cpu_matmul
+from rungwise.loop import Diverged, train
+from rungwise.meter import StepMeter
+
+ROWS = {"packed": None, "ragged": ragged_rows()}
+# fp32 sums the same numbers in another order; ten times what was seen, a hundredth of what one lost row would do.
+SAME_WEIGHTS = 1e-7
+SAME_LOSS = 2e-6
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def case(request):
+    rows = ROWS[request.param]
+    base = [train_tiny(tiny_settings("--max_steps", "6"), rows, sgd=sgd) for sgd in (True, False)]
+    return rows, *base
+
+
+@pytest.mark.parametrize("accumulation", [2, 4, 16])
+def test_accumulation_changes_nothing(case, accumulation):
+    rows, sgd, adamw = case
+    settings = tiny_settings("--max_steps", "6", "--gradient_accumulation_steps", str(accumulation))
+    split = train_tiny(settings, rows, sgd=True)
+    assert largest_difference(split.weights, sgd.weights) < SAME_WEIGHTS
+    assert [s.tokens for s in split.steps] == [s.tokens for s in sgd.steps]
+    assert split.losses == pytest.approx(sgd.losses, abs=SAME_LOSS)
+    assert [s.grad_norm for s in split.steps] == pytest.approx([s.grad_norm for s in sgd.steps], rel=1e-5)
+    assert train_tiny(settings, rows).losses == pytest.approx(adamw.losses, abs=SAME_LOSS)
+
+
+@pytest.mark.parametrize("kwargs", ["{}", '{"use_reentrant": true}', '{"every_n_layers": 2}'])
+def test_checkpointing_is_bitwise_equal(case, kwargs):
+    rows, _, adamw = case
+    flags = ["--max_steps", "6", "--gradient_checkpointing", "--gradient_checkpointing_kwargs", kwargs]
+    checkpointed = train_tiny(tiny_settings(*flags), rows)
+    assert largest_difference(checkpointed.weights, adamw.weights) == 0
+    blocks = 1 if "every_n" in kwargs else 2
+    # Each block, each micro-batch, once.
+    assert checkpointed.proof.recomputed_blocks == blocks * 6
+    assert adamw.proof.recomputed_blocks == 0
+
+
+def test_a_lost_row_would_be_seen(case):
+    """The bounds above are far from what a real difference does."""
+    rows, sgd, _ = case
+    fewer = train_tiny(tiny_settings("--max_steps", "6", "--global_batch_size", "15"), rows, sgd=True)
+    assert largest_difference(fewer.weights, sgd.weights) > 100 * SAME_WEIGHTS
+
+
+def test_the_loss_is_over_all_tokens_of_the_window():
+    """Against one plain forward over the whole window: the sum of token losses over the tokens that carry one."""
+    rows = ragged_rows()
+    trained = train_tiny(
+        tiny_settings(
+            "--max_steps", "3", "--untimed_steps", "2", "--gradient_accumulation_steps", "8", "--learning_rate", "0"
+        ),
+        rows,
+    )
+    from rungwise.data import build_dataloader
+
+    window = next(iter(build_dataloader(rows, tiny_settings())))
+    with torch.no_grad():
+        logits = trained.model(input_ids=window["input_ids"], attention_mask=window["attention_mask"]).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), window["labels"][:, 1:].flatten(), reduction="none", ignore_index=-100
+    )
+    count = int((window["labels"][:, 1:] != -100).sum())
+    assert trained.steps[0].tokens == count
+    assert trained.steps[0].loss == pytest.approx(float(losses.sum()) / count, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def fp32():
+    return train_tiny(tiny_settings("--max_steps", "8"))
+
+
+@pytest.mark.parametrize("precision, unit", [("bf16", 2**-9), ("fp16", 2**-12)])
+def test_half_precision_follows_fp32(fp32, precision, unit):
+    """First-order bound: each of the forward's matrix products rounds its result by at most `unit` of its size.
+
+    A step of the loss cannot move more than twice the largest change of a logit, whose size the residual stream bounds;
+    4 products a block and the head give 2 x (4 x 2 + 1) x unit x max|logit|. Errors of later steps add up, one bound a
+    step. The loss must differ, too: equal losses would be fp32 under another name.
+    """
+    half = train_tiny(tiny_settings("--max_steps", "8", config=f"accelerate_configs/{precision}.yaml"))
+    rows = torch.randint(128, (16, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        largest_logit = float(fp32.model(input_ids=rows).logits.abs().max())
+    bound = 2 * (4 * 2 + 1) * unit * largest_logit
+    differences = [abs(a - b) for a, b in zip(half.losses, fp32.losses, strict=True)]
+    assert all(difference <= bound * (n + 1) for n, difference in enumerate(differences))
+    assert max(differences) > 0
+    evidence = half.proof.check(half.accelerator)
+    assert evidence["compute_dtype"] == {"bf16": "bfloat16", "fp16": "float16"}[precision]
+    assert evidence["gradient_scaler"] == (precision == "fp16")
+    assert all(p.dtype == torch.float32 for p in half.model.parameters())
+    state = [v for s in half.optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
+    assert state and all(v.dtype == torch.float32 for v in state)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_skipped_fp16_steps_are_counted_and_hold_the_schedule(optim):
+    def overflow(accelerator):
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**26)
+
+    flags = ["--max_steps", "40", "--lr_scheduler_type", "linear", "--optim", optim]
+    settings = tiny_settings(*flags, config="accelerate_configs/fp16.yaml")
+    trained = train_tiny(settings, accelerator_hook=overflow)
+    skipped = [s for s in trained.steps if s.skipped]
+    assert 0 < len(skipped) < 40
+    # Each skipped step halves the scale, changes no weight and leaves the schedule where it was.
+    assert trained.steps[0].skipped and trained.steps[1].loss_scale == trained.steps[0].loss_scale / 2
+    done = [s for s in trained.steps if not s.skipped]
+    first = done[0].number
+    assert all(s.learning_rate == pytest.approx(1e-3) for s in trained.steps[:first])
+    assert done[-1].learning_rate == pytest.approx(1e-3 * (1 - (len(done) - 1) / 40))
+
+
+def test_a_loss_that_is_no_number_ends_the_run():
+    settings = tiny_settings("--max_steps", "9", "--learning_rate", "1e20", "--max_grad_norm", "0")
+    with pytest.raises(Diverged, match=r"loss of step \d is (nan|inf); lower --learning_rate"):
+        train_tiny(settings)
+
+
+def test_clipping_bounds_the_update_not_the_reported_norm():
+    clipped = train_tiny(
+        tiny_settings("--max_steps", "3", "--untimed_steps", "2", "--max_grad_norm", "0.01"), sgd=True
+    )
+    free = train_tiny(tiny_settings("--max_steps", "3", "--untimed_steps", "2", "--max_grad_norm", "0"), sgd=True)
+    assert clipped.steps[0].grad_norm == pytest.approx(free.steps[0].grad_norm, rel=1e-6)
+    start = train_tiny(tiny_settings("--max_steps", "3", "--untimed_steps", "2", "--learning_rate", "0")).weights
+    moved = math.sqrt(sum(float(((clipped.weights[n] - start[n]) ** 2).sum()) for n in start if n != "lm_head.weight"))
+    # Three SGD steps with momentum 0.9 of a gradient no longer than 0.01, at learning rate 0.05.
+    assert moved <= 0.05 * 0.01 * (1 + 1.9 + 2.71) * 1.001
+
+
+def test_the_loop_drives_only_what_it_is_given(fp32):
+    """The same loop over a hand-made model: it needs `.loss` and `num_items_in_batch`, no more."""
+
+    class Bigram(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(8, 8)
+
+        def forward(self, input_ids, labels, num_items_in_batch):
+            loss = torch.nn.functional.cross_entropy(
+                self.table(input_ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
+            )
+            return SimpleNamespace(loss=loss / num_items_in_batch)
+
+    model = Bigram()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    ids = torch.arange(8).repeat(4, 1)
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    meter = StepMeter(accelerator.device, NoMemory(), 1)
+    batches = [{"input_ids": ids, "labels": ids}] * 5
+    steps = list(train(accelerator, model, optimizer, scheduler, batches, meter, max_steps=5))
+    assert [s.number for s in steps] == [1, 2, 3, 4, 5]
+    assert steps[-1].loss < steps[0].loss
+    assert [s.timed for s in steps] == [False, True, True, True, True]
+    assert all(s.tokens == 4 * 7 for s in steps)
+
+
+def test_emulated_products_are_only_used_where_they_are_needed(fp32):
+    """On a processor with bf16 instructions PyTorch's own kernels stay in place for bf16."""
+    from rungwise.environment import native_precision
+
+    if "bf16" in native_precision(torch.device("cpu")) and "fp16" in native_precision(torch.device("cpu")):
+        assert cpu_matmul._library is None
+    else:
+        train_tiny(tiny_settings("--max_steps", "4", config="accelerate_configs/fp16.yaml"))
+        assert cpu_matmul._library is not None
