@@ -13,13 +13,20 @@ for name in ("WANDB_API_KEY", "WANDB_MODE", "RANK", "WORLD_SIZE", "OMP_NUM_THREA
 for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
     os.environ.pop(name)
 # No key of the person who runs the tests is ever used.
-os.environ["NETRC"] = os.path.join(_CACHE.name, "netrc")
+os.environ["NETRC"] = str(Path(_CACHE.name) / "netrc")
 
 import rungwise  # noqa: E402, F401, I001 (sets what PyTorch reads when it is imported)
 import datasets  # noqa: E402
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState  # noqa: E402
+
+# Times on a busy machine say nothing about an input.
+hypothesis.settings.register_profile(
+    "rungwise", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("rungwise")
 
 ROOT = Path(__file__).parent.parent
 

@@ -5,14 +5,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import set_seed
-from datasets import Dataset
-from torch import nn
-from transformers import get_scheduler
-
 from rungwise.data import build_dataloader, build_dataset
 from rungwise.loop import Step, train
 from rungwise.meter import StepMeter
@@ -21,6 +13,14 @@ from rungwise.proof import Proof
 from rungwise.resolve import parse
 from rungwise.settings import Settings
 from rungwise.techniques import apply_checkpointing, apply_compile, build_accelerator, build_optimizer
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import set_seed
+from datasets import Dataset
+from torch import nn
+from transformers import get_scheduler
 
 MODEL = "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"
 TINY = ["--config_overrides", MODEL, "--block_size", "32", "--dataset_name", "synthetic", "--report_to", "none"]

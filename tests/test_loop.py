@@ -7,13 +7,13 @@ of 1e-10 in a gradient that is mathematically zero (the bias of a key, say) move
 import math
 from types import SimpleNamespace
 
-import pytest
-import torch
-from harness import NoMemory, largest_difference, ragged_rows, tiny_settings, train_tiny
-
 from rungwise import cpu_matmul
 from rungwise.loop import Diverged, train
 from rungwise.meter import StepMeter
+
+import pytest
+import torch
+from harness import NoMemory, largest_difference, ragged_rows, tiny_settings, train_tiny
 
 ROWS = {"packed": None, "ragged": ragged_rows()}
 # fp32 sums the same numbers in another order; ten times what was seen, a hundredth of what one lost row would do.
@@ -90,9 +90,9 @@ def fp32():
 def test_half_precision_follows_fp32(fp32, precision, unit):
     """First-order bound: each of the forward's matrix products rounds its result by at most `unit` of its size.
 
-    A step of the loss cannot move more than twice the largest change of a logit, whose size the residual stream bounds;
-    4 products a block and the head give 2 x (4 x 2 + 1) x unit x max|logit|. Errors of later steps add up, one bound a
-    step. The loss must differ, too: equal losses would be fp32 under another name.
+    The loss moves by at most twice the largest change of a logit. Four products a block and the head give
+    2 x (4 x 2 + 1) x unit x max|logit|. Errors of later steps add up, one bound a step. The losses must differ, too:
+    equal ones would be fp32 under another name.
     """
     half = train_tiny(tiny_settings("--max_steps", "8", config=f"accelerate_configs/{precision}.yaml"))
     rows = torch.randint(128, (16, 32), generator=torch.Generator().manual_seed(0))

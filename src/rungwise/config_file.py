@@ -106,8 +106,7 @@ def _well_typed(raw: dict[str, Any], path: str, problems: list[str]) -> dict[str
         elif key == "distributed_type" and value is False:
             problems.append(f"{path}: YAML reads an unquoted NO as false; write distributed_type: 'NO'")
         elif value is not None and not _fits(value, hints[key]):
-            wanted = getattr(hints[key], "__name__", str(hints[key]))
-            problems.append(f"{path}: {key} must be {_words(wanted)}, not {value!r}")
+            problems.append(f"{path}: {key} must be {_words(str(hints[key]))}, not {value!r}")
         elif value is not None:
             kept[key] = value
     return kept
@@ -123,7 +122,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _words(type_name: str) -> str:
-    words = {"int": "a whole number", "str": "text", "bool": "true or false", "list": "a list", "dict": "a mapping"}
+    words = {"list": "a list", "dict": "a mapping", "int": "a whole number", "bool": "true or false", "str": "text"}
     for name, text in words.items():
         if name in type_name:
             return text

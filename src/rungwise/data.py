@@ -73,7 +73,8 @@ def build_dataset(settings: Settings) -> datasets.Dataset:
     if not (sys.stderr.isatty() and _named_by_user(settings)):
         datasets.disable_progress_bars()
     text, column = _load_text(settings)
-    blocks = pack(tokenize(text, column, load_tokenizer(settings)), settings.block_size)
+    tokenizer = load_tokenizer(settings)
+    blocks = pack(tokenize(text, column, tokenizer), settings.block_size)
     if len(blocks) == 0:
         raise SettingsError(
             [f"{_name(settings)}: the text is shorter than one block of {settings.block_size} tokens; give more text"]
@@ -81,9 +82,8 @@ def build_dataset(settings: Settings) -> datasets.Dataset:
     vocab_size = load_config(settings).vocab_size
     largest = max(pc.max(chunk.flatten()).as_py() for chunk in blocks.data["input_ids"].chunks)
     if largest >= vocab_size:
-        raise SettingsError(
-            [f"the tokenizer gives token {largest}, the model knows {vocab_size}; use the model's own tokenizer"]
-        )
+        mend = "use the model's own tokenizer" if tokenizer else "bytes as tokens need a vocab_size of 256"
+        raise SettingsError([f"the data has token {largest}, the model knows {vocab_size} tokens; {mend}"])
     return blocks.with_format("torch")
 
 

@@ -102,16 +102,21 @@ def model_flops_per_row(config: PreTrainedConfig, block_size: int) -> int | None
     that is 3 x [2T(12 C^2 L + C V) + 4 T^2 C L]. None for a model that cannot run without storage: unknown, not
     guessed.
     """
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-            row = torch.zeros((1, block_size), dtype=torch.long)
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(input_ids=row)
-    except Exception:
-        # Any model code may need real values on its way (mixtures of experts do).
-        return None
-    return 3 * counter.get_total_flops()
+    # Transformers looks into the row for packed sequences, which needs values, unless it is given a whole mask; models
+    # without attention in turn know no such mask.
+    mask = torch.zeros((1, 1, block_size, block_size), device="meta")
+    for arguments in ({"attention_mask": mask}, {}):
+        try:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+                row = torch.zeros((1, block_size), dtype=torch.long)
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                model(input_ids=row, **arguments)
+        except Exception:
+            # Any model's code may need real values on its way (mixtures of experts do).
+            continue
+        return 3 * counter.get_total_flops()
+    return None
 
 
 def matmul_flops_per_second(device: torch.device, mixed_precision: str, seconds: float = 0.3) -> float:

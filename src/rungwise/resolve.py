@@ -117,7 +117,7 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
         )
     if settings.train_file and settings.dataset_name:
         problems.append("--train_file and --dataset_name each name the data; give one")
-    if settings.gradient_checkpointing_kwargs and not settings.gradient_checkpointing:
+    if settings.gradient_checkpointing_kwargs is not None and not settings.gradient_checkpointing:
         problems.append("--gradient_checkpointing_kwargs has no effect without --gradient_checkpointing; add it")
     if settings.warmup_steps and settings.lr_scheduler_type == "constant":
         problems.append("--warmup_steps has no effect on constant; use --lr_scheduler_type constant_with_warmup")

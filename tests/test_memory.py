@@ -1,0 +1,159 @@
+"""The memory meter against tensors of known size and against an independent count."""
+
+from rungwise.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
+from rungwise.models import build_model
+from rungwise.techniques import apply_checkpointing, build_optimizer
+
+import pytest
+import torch
+from harness import MODEL, tiny_settings
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.profiler import ProfilerActivity, profile
+
+CPU = torch.device("cpu")
+
+
+def test_tied_and_shared_tensors_count_once():
+    a = torch.zeros(1000)
+    assert tensor_bytes(iter([a, a, a[10:20], torch.zeros(3)])) == 4000 + 12
+
+
+def test_tensors_of_known_size():
+    """A model of one matrix, trained by hand: each peak is a sum that can be written down."""
+    n = 2**20
+    meter = MemoryMeter(CPU)
+    with meter.building():
+        weight = torch.nn.Parameter(torch.zeros(n))
+        model = torch.nn.ParameterList([weight])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        torch.empty(5 * n)  # gone at once, and so only in the building's own peak
+    assert meter.peak_bytes() == (1 + 5) * 4 * n
+    meter.watch(model, optimizer)
+    for _ in range(2):
+        with meter.window():
+            weight.grad = torch.ones(n)
+            held = torch.empty(7 * n)
+            optimizer.step()
+            optimizer.zero_grad()
+            del held
+    assert meter.done
+    figures = meter.result()
+    # The parameter, its momentum, its gradient and the 7 n that were held.
+    scalars = meter.peak_bytes() - (1 + 1 + 1 + 7) * 4 * n
+    assert 0 <= scalars < 64
+    assert figures["parameters_mib"] == figures["gradients_mib"] == figures["optimizer_state_mib"] == 4 * n / MIB
+    assert figures["buffers_mib"] == 0
+    assert figures["activations_mib"] == (7 * 4 * n + scalars) / MIB
+
+
+def test_the_meter_waits_for_the_optimizer_state():
+    """A step that fp16 skipped leaves no state; a peak without it would be a third of the truth."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    meter = MemoryMeter(CPU)
+    meter.watch(model, optimizer)
+    for _ in range(3):
+        with meter.window():
+            pass
+    assert not meter.done and meter.result()["peak_allocated_mib"] is None
+    for expected in (False, True):
+        with meter.window():
+            model(torch.zeros(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert meter.done is expected
+
+
+def _steps(model, optimizer, batch, count, meter=None):
+    from contextlib import nullcontext
+
+    for _ in range(count):
+        with meter.window() if meter else nullcontext():
+            loss = model(**batch, num_items_in_batch=torch.tensor(batch["labels"].numel())).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del loss
+
+
+def _batch(rows=16, length=32):
+    ids = torch.randint(128, (rows, length), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("flags", [[], ["--gradient_checkpointing"]])
+def test_agrees_with_mem_tracker_and_with_one_unbroken_profile(flags):
+    """Eager, wide enough that what the two count differently (32-byte rounding, scalars) is under 1%."""
+    wide = MODEL.replace("n_embd=32", "n_embd=128").replace("n_layer=2", "n_layer=4")
+    settings = tiny_settings("--config_overrides", wide, *flags)
+    batch = _batch()
+
+    meter = MemoryMeter(CPU)
+    with meter.building():
+        model = build_model(settings)
+        apply_checkpointing(model, settings, CPU)
+        optimizer = build_optimizer(model, settings)
+    model.train()
+    meter.watch(model, optimizer)
+    _steps(model, optimizer, batch, 2, meter)
+    measured = meter.peak_bytes()
+    owners = meter.result()
+    assert owners["parameters_mib"] * MIB == sum(p.numel() * 4 for p in model.parameters())
+    assert owners["gradients_mib"] == owners["parameters_mib"]
+    assert owners["optimizer_state_mib"] * MIB == optimizer_state_bytes(optimizer)
+    # Two moments, and a step count in each parameter's state.
+    expected = 2 * owners["parameters_mib"] * MIB + 4 * len(list(model.parameters()))
+    assert owners["optimizer_state_mib"] * MIB == expected
+    assert owners["activations_mib"] > 0
+
+    del model, optimizer
+    tracker = MemTracker()
+    model = build_model(settings)
+    apply_checkpointing(model, settings, CPU)
+    optimizer = build_optimizer(model, settings)
+    model.train()
+    tracker.track_external(model, optimizer)
+    with tracker:
+        _steps(model, optimizer, batch, 1)
+        tracker.reset_mod_stats()
+        _steps(model, optimizer, batch, 1)
+    counted = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+    assert measured == pytest.approx(counted, rel=0.01)
+
+    del model, optimizer
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        model = build_model(settings)
+        apply_checkpointing(model, settings, CPU)
+        optimizer = build_optimizer(model, settings)
+        model.train()
+        _steps(model, optimizer, batch, 2)
+    held = peak = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    assert measured == pytest.approx(peak, rel=0.01)
+
+
+def test_resident_size_is_larger_than_what_is_held():
+    held = torch.ones(2**22)
+    assert peak_rss_bytes() > held.nbytes
+
+
+@pytest.mark.gpu
+def test_cuda_counts_its_own_peak():
+    device = torch.device("cuda")
+    meter = MemoryMeter(device)
+    with meter.building():
+        model = torch.nn.Linear(1024, 1024, bias=False, device=device)
+        optimizer = torch.optim.AdamW(model.parameters())
+    meter.watch(model, optimizer)
+    for _ in range(2):
+        with meter.window():
+            model(torch.zeros(4, 1024, device=device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    figures = meter.result()
+    assert figures["parameters_mib"] == figures["gradients_mib"] == 4
+    assert figures["optimizer_state_mib"] == pytest.approx(8, abs=0.01)
+    assert 16 <= figures["peak_allocated_mib"] <= figures["peak_reserved_mib"]

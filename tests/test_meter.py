@@ -1,0 +1,108 @@
+"""Time against a fake clock, FLOPs against PyTorch's counter and the formula."""
+
+from contextlib import nullcontext
+
+from rungwise.meter import StepMeter, matmul_flops_per_second, model_flops_per_row, throughput
+from rungwise.models import default_config
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+
+# The special tokens of a real vocabulary lie outside a small one.
+IDS = {"bos_token_id": None, "eos_token_id": None}
+CPU = torch.device("cpu")
+
+
+class FakeMemory:
+    """A memory meter that is done after some windows."""
+
+    def __init__(self, windows: int):
+        self.left = windows
+
+    @property
+    def done(self) -> bool:
+        return self.left <= 0
+
+    def peak_bytes(self) -> int:
+        return 42
+
+    def window(self):
+        self.left -= 1
+        return nullcontext()
+
+
+@pytest.mark.parametrize("metered, untimed, first_timed", [(2, 3, 4), (2, 2, 3), (5, 3, 6)])
+def test_phases_never_mix(metered, untimed, first_timed):
+    """Steps under the memory meter are never timed, however many they are."""
+    ticks = iter(range(1000))
+    meter = StepMeter(CPU, FakeMemory(metered), untimed, clock=lambda: next(ticks) * 0.5)
+    seen = []
+    for _ in range(8):
+        with meter.step() as time:
+            pass
+        seen.append(time)
+    assert [t.timed for t in seen] == [n >= first_timed for n in range(1, 9)]
+    assert all(t.seconds == 0.5 for t in seen)
+    assert [t.peak_bytes for t in seen] == [None] * (metered - 1) + [42] * (9 - metered)
+
+
+def test_throughput_of_known_times():
+    found = throughput([0.1] * 9 + [0.2], [100] * 10)
+    assert found["tokens_per_second"] == pytest.approx(1000 / 1.1)
+    assert found["step_ms_median"] == pytest.approx(100)
+    assert found["step_ms_p10"] == pytest.approx(100)
+    assert found["step_ms_p90"] == pytest.approx(110)
+    assert found["timed_steps"] == 10 and found["tokens"] == 1000
+
+
+@given(st.lists(st.floats(1e-4, 10), min_size=0, max_size=30))
+def test_no_speed_from_too_few_steps_and_never_without_spread(seconds):
+    found = throughput(seconds, [7] * len(seconds))
+    figures = [found[key] for key in ("tokens_per_second", "step_ms_median", "step_ms_p10", "step_ms_p90")]
+    assert found["timed_steps"] == len(seconds)
+    if len(seconds) < 10:
+        assert figures == [None] * 4
+    else:
+        assert figures[2] <= figures[1] * (1 + 1e-9) and figures[1] <= figures[3] * (1 + 1e-9)
+        assert 1000 * min(seconds) <= figures[1] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("length", [16, 64])
+def test_flops_of_gpt2_are_the_formula_and_the_counter(length):
+    config = GPT2Config(vocab_size=96, n_positions=64, n_embd=48, n_layer=3, n_head=4, use_cache=False, **IDS)
+    T, C, L, V = length, 48, 3, 96
+    assert model_flops_per_row(config, T) == 3 * (2 * T * (12 * C * C * L + C * V) + 4 * T * T * C * L)
+    # A whole training step of real tensors, forward and backward.
+    config._attn_implementation = "eager"
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    ids = torch.zeros((1, T), dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert model_flops_per_row(config, T) == counter.get_total_flops()
+
+
+def test_flops_of_another_family_and_of_what_cannot_be_counted():
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        use_cache=False,
+        **IDS,
+    )
+    per_token = 2 * (4 * 48 * 48 + 3 * 48 * 64) + 48 * 96
+    assert model_flops_per_row(config, 16) == 3 * (2 * 16 * per_token + 4 * 16 * 16 * 48 * 2)
+    broken = default_config()
+    broken.activation_function = "no such function"
+    assert model_flops_per_row(broken, 16) is None
+
+
+def test_matmul_rate_is_a_rate():
+    rate = matmul_flops_per_second(CPU, "no", seconds=0.05)
+    assert 1e8 < rate < 1e15

@@ -1,0 +1,71 @@
+"""The model: what is built, and what is refused before anything is."""
+
+from rungwise import models
+from rungwise.models import build_model, default_config, load_config
+
+import pytest
+import torch
+from harness import tiny_settings
+from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+LLAMA = "vocab_size=128,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=2"
+
+
+def test_the_default_is_a_real_gpt2_of_the_design():
+    config = default_config()
+    assert (config.vocab_size, config.n_embd, config.n_layer, config.n_head, config.n_positions) == (
+        2048,
+        256,
+        6,
+        8,
+        256,
+    )
+    assert config.resid_pdrop == config.embd_pdrop == config.attn_pdrop == 0
+    model = build_model(tiny_settings())
+    assert type(model) is GPT2LMHeadModel
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert model.config.use_cache is False
+
+
+def test_another_family_from_its_default_config():
+    settings = tiny_settings("--model_type", "llama", "--config_overrides", LLAMA)
+    model = build_model(settings)
+    assert type(model) is LlamaForCausalLM and model.config.hidden_size == 32
+
+
+def test_weights_saved_in_bf16_become_fp32_masters(tmp_path):
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+    )
+    saved = LlamaForCausalLM(config).bfloat16()
+    saved.save_pretrained(tmp_path)
+    settings = tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path))
+    model = build_model(settings)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(model.lm_head.weight, saved.lm_head.weight.float())
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_implementation(attention):
+    assert build_model(tiny_settings("--attn_implementation", attention)).config._attn_implementation == attention
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"config_overrides": None, "model_type": "lama"}, "--model_type lama: no such model type (did you mean"),
+        ({"config_overrides": "n_layer=2,n_embed=3"}, "--config_overrides n_layer=2,n_embed=3: key n_embed"),
+        ({"config_overrides": "n_layer=two"}, "--config_overrides n_layer=two:"),
+        ({"config_overrides": None, "model_name_or_path": "/no/such/model"}, "--model_name_or_path /no/such/model:"),
+        ({"config_overrides": None, "config_name": "/no/such/model"}, "--config_name /no/such/model:"),
+        ({"block_size": 33}, "--block_size 33 is longer than the model's 32 positions; use --block_size 32 or less"),
+    ],
+)
+def test_problems(changes, message):
+    [problem] = models.problems(tiny_settings(**changes))
+    assert message in problem and "\n" not in problem
+
+
+def test_no_problems():
+    assert models.problems(tiny_settings()) == []
+    assert load_config(tiny_settings()).n_layer == 2

@@ -1,0 +1,93 @@
+"""A label without the thing must not pass: each technique is switched off behind the run's back."""
+
+import dataclasses
+
+from rungwise.proof import InactiveTechnique
+from rungwise.techniques import UnavailableTechnique
+
+import pytest
+from harness import tiny_settings, train_tiny
+
+
+def run(*flags, config="accelerate_configs/fp32.yaml"):
+    return train_tiny(tiny_settings("--max_steps", "4", *flags, config=config))
+
+
+CASES = {
+    "bf16": ({"mixed_precision": "bf16"}, "mixed_precision bf16 was asked for, the model computed in neither"),
+    "fp16": ({"mixed_precision": "fp16"}, "without a gradient scaler"),
+    "checkpointing": ({"gradient_checkpointing": True}, "blocks that were recomputed: 0"),
+    "compile": ({"torch_compile": True}, "no graph was compiled"),
+    "processes": ({"num_processes": 2}, "2 processes were asked for, 1 took part"),
+    "accumulation": ({"gradient_accumulation_steps": 4}, "4 accumulation steps were asked for, 1 were taken"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_technique_that_did_not_act_is_found(case):
+    claims, message = CASES[case]
+    trained = run()
+    trained.proof.settings = dataclasses.replace(trained.proof.settings, **claims)
+    with pytest.raises(InactiveTechnique, match=message):
+        trained.proof.check(trained.accelerator)
+
+
+def test_all_that_is_missing_is_said_together():
+    trained = run()
+    claims = {key: value for changes, _ in CASES.values() for key, value in changes.items()}
+    trained.proof.settings = dataclasses.replace(trained.proof.settings, **claims)
+    with pytest.raises(InactiveTechnique) as caught:
+        trained.proof.check(trained.accelerator)
+    assert str(caught.value).count(";") >= 5
+
+
+def test_the_baseline_is_shown_to_be_plain():
+    """fp32 is a claim, too: a run with a technique nobody asked for must not pass as the baseline."""
+    trained = run("--gradient_checkpointing", config="accelerate_configs/bf16.yaml")
+    baseline = dataclasses.replace(trained.proof.settings, mixed_precision="no", gradient_checkpointing=False)
+    trained.proof.settings = baseline
+    with pytest.raises(InactiveTechnique, match=r"computed in torch.bfloat16.*were recomputed: 8"):
+        trained.proof.check(trained.accelerator)
+
+
+def test_evidence():
+    trained = run("--gradient_checkpointing", config="accelerate_configs/bf16_accum4.yaml")
+    assert trained.proof.check(trained.accelerator) == {
+        "compute_dtype": "bfloat16",
+        "gradient_scaler": False,
+        "recomputed_blocks": 2 * 4 * 4,
+        "compiled_graphs": 0,
+        "processes": 1,
+        "distributed_type": "NO",
+    }
+
+
+def test_offload_without_an_accelerator_is_refused():
+    kwargs = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"offload": true}']
+    settings = tiny_settings("--max_steps", "4", *kwargs, use_cpu=True)
+    with pytest.raises(UnavailableTechnique, match="this run is on the CPU"):
+        train_tiny(settings)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """One compiled run, whole model, bf16 and checkpointed, for several assertions."""
+    flags = ["--max_steps", "4", "--torch_compile", "--gradient_checkpointing"]
+    return train_tiny(tiny_settings(*flags, config="accelerate_configs/bf16.yaml"))
+
+
+def test_compiled_code_is_shown_to_be_compiled_half_precision_and_recomputing(compiled):
+    evidence = compiled.proof.check(compiled.accelerator)
+    assert evidence["compiled_graphs"] == 1
+    assert evidence["compute_dtype"] == "bfloat16"
+    assert evidence["recomputed_blocks"] == 2
+
+
+def test_compiled_training_equals_eager(compiled):
+    """At dropout 0 the compiler only fuses; it keeps in fp32 what eager rounds to bf16 between two operations."""
+    eager = run("--gradient_checkpointing", config="accelerate_configs/bf16.yaml")
+    assert compiled.losses == pytest.approx(eager.losses, abs=2e-3)
+
+
+def test_compiled_parameters_keep_their_names(compiled):
+    assert not [name for name in compiled.weights if "_orig_mod" in name]

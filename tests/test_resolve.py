@@ -1,0 +1,218 @@
+"""Flags, file, launcher and defaults to one set of settings; everything wrong with a call in one list."""
+
+import dataclasses
+import json
+
+from rungwise import resolve
+from rungwise.resolve import parse
+from rungwise.settings import FIELDS, Settings
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+FP32 = "accelerate_configs/fp32.yaml"
+BF16 = "accelerate_configs/bf16.yaml"
+
+
+def resolved(*flags, config=FP32, environ=None):
+    settings, problems = parse(["--config", config, *flags], environ or {})
+    assert problems == []
+    return settings
+
+
+def problems(*flags, config=FP32, environ=None):
+    return parse(["--config", config, *flags], environ or {})[1]
+
+
+def test_defaults_are_the_design():
+    settings = resolved()
+    expected = {
+        "mixed_precision": "no",
+        "block_size": 256,
+        "global_batch_size": 16,
+        "micro_batch_size": 16,
+        "gradient_accumulation_steps": 1,
+        "dataset_name": "python-stdlib",
+        "max_steps": 20,
+        "untimed_steps": 3,
+        "learning_rate": 1e-3,
+        "max_grad_norm": 1.0,
+        "optim": "adamw_torch",
+        "report_to": "wandb",
+        "run_name": "fp32",
+        "output_dir": "runs/fp32",
+        "num_processes": 1,
+    }
+    assert {name: getattr(settings, name) for name in expected} == expected
+    assert set(settings.origins) == set(FIELDS)
+
+
+def test_where_each_value_came_from():
+    settings = resolved("--max_steps", "30", config="accelerate_configs/bf16_accum4.yaml")
+    assert settings.micro_batch_size == 4
+    assert settings.run_name == "bf16-accum4"
+    origins = {name: settings.origins[name] for name in ("max_steps", "mixed_precision", "seed", "micro_batch_size")}
+    assert origins == {
+        "max_steps": "flag",
+        "mixed_precision": "accelerate_configs/bf16_accum4.yaml",
+        "seed": "default",
+        "micro_batch_size": "derived",
+    }
+    overridden = resolved("--gradient_accumulation_steps", "2", config="accelerate_configs/bf16_accum4.yaml")
+    assert overridden.gradient_accumulation_steps == 2
+    assert overridden.origins["gradient_accumulation_steps"] == "flag"
+
+
+def test_names_are_made_from_what_is_studied():
+    flags = ["--gradient_checkpointing", "--torch_compile", "--torch_compile_scope", "regional"]
+    assert resolved(*flags, config=BF16).run_name == "bf16-ckpt-compile_regional"
+    assert resolved("--model_type", "llama").run_name == "llama-fp32"
+    assert resolved(environ={"WORLD_SIZE": "2"}).run_name == "fp32-x2"
+    assert resolved("--run_name", "mine").output_dir == "runs/mine"
+
+
+BAD = {
+    "--max_step 5": "unknown argument --max_step 5 (did you mean --max_steps?)",
+    "--grad": "(did you mean --group?); flags are written in full",
+    "stray": "unknown argument stray",
+    "--max_steps": "--max_steps: needs a value",
+    "--max_steps x": "--max_steps: must be a whole number, not 'x'",
+    "--max_steps 2.5": "must be a whole number",
+    "--max_steps -4": "must be at least 1 and finite, not -4",
+    "--learning_rate fast": "--learning_rate: must be a number",
+    "--learning_rate nan": "--learning_rate: must be at least 0 and finite",
+    "--learning_rate inf": "--learning_rate: must be at least 0 and finite",
+    "--optim adam": "--optim: 'adam' does not exist",
+    "--report_to mlflow": "use one of wandb, trackio, tensorboard, none",
+    "--gradient_checkpointing maybe": "must be true or false, not 'maybe'",
+    "--gradient_checkpointing_kwargs {}": "has no effect without --gradient_checkpointing",
+    "--gradient_checkpointing --gradient_checkpointing_kwargs nonsense": "must be a JSON object",
+    '--gradient_checkpointing --gradient_checkpointing_kwargs {"use_reentrent":true}': "(did you mean use_reentrant?)",
+    '--gradient_checkpointing --gradient_checkpointing_kwargs {"every_n_layers":0}': "of at least 1, not 0",
+    "--global_batch_size 17 --gradient_accumulation_steps 4": "the nearest that do: 16 or 20",
+    "--global_batch_size 3 --gradient_accumulation_steps 4": "the nearest that do: 4",
+    "--model_type llama --config_name x": "--config_name and --model_type each name a model",
+    "--model_name_or_path x --config_overrides a=1": "drop one",
+    "--train_file x --dataset_name synthetic": "each name the data",
+    "--warmup_steps 3": "use --lr_scheduler_type constant_with_warmup",
+    "--max_steps 3": "leaves no step to time",
+    "--untimed_steps 1": "--untimed_steps: must be at least 2",
+    "--run_name a/b": "it names a folder",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_each_bad_flag_has_one_message_with_its_mend(line):
+    found = problems(*line.split())
+    assert len(found) == 1 and BAD[line] in found[0], found
+
+
+def test_all_problems_of_a_call_are_listed_together(config):
+    file = config("mixed_precision: bf61\nnonsense: 1\n")
+    found = problems(
+        "--max_step",
+        "5",
+        "--learning_rate",
+        "x",
+        "--global_batch_size",
+        "7",
+        "--optim",
+        "a",
+        "--gradient_accumulation_steps",
+        "2",
+        config=file,
+    )
+    assert len(found) == 6
+
+
+def test_config_is_required():
+    assert parse([], {})[1] == ["--config is required; for example --config accelerate_configs/bf16.yaml"]
+    assert problems(config="")[0] == "--config: needs a value"
+
+
+@given(st.lists(st.text(min_size=1, max_size=12), max_size=4))
+def test_no_command_line_makes_a_traceback(words):
+    assume(not any(word in ("-h", "--help") or word.startswith("-h") for word in words))
+    settings, found = parse(words, {})
+    assert isinstance(settings, Settings) and all(isinstance(problem, str) for problem in found)
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 4))
+def test_the_global_batch_is_kept_or_refused(rows, accumulation, processes):
+    flags = ["--config", FP32, "--global_batch_size", str(rows), "--gradient_accumulation_steps", str(accumulation)]
+    settings, found = parse(flags, {"WORLD_SIZE": str(processes)})
+    if found:
+        assert rows % (accumulation * processes)
+        # Each size that the message names is one that works.
+        for size in found[0].rsplit(": ", 1)[1].split(" or "):
+            assert int(size) % (accumulation * processes) == 0 and int(size) > 0
+    else:
+        assert settings.micro_batch_size * accumulation * processes == rows
+
+
+@pytest.mark.parametrize("name", [name for name, f in FIELDS.items() if f.metadata["group"] and name != "config"])
+def test_every_flag_can_be_given(name):
+    given_value = {
+        bool: "true",
+        int: "4",
+        float: "0.5",
+        str: "word",
+        "json": json.dumps({"use_reentrant": False}),
+    }
+    field, extra = FIELDS[name], []
+    value = (
+        field.metadata["choices"][-1]
+        if field.metadata["choices"]
+        else given_value[type(field.default)]
+        if field.default is not None
+        else given_value["json" if name.endswith("kwargs") else str]
+    )
+    if name == "gradient_checkpointing_kwargs":
+        extra = ["--gradient_checkpointing"]
+    if name == "warmup_steps":
+        extra = ["--lr_scheduler_type", "linear"]
+    if name == "max_steps":
+        value = "99"
+    settings = resolved(f"--{name}", value, *extra)
+    assert settings.origins[name] == "flag"
+    assert getattr(settings, name) is not None
+
+
+def test_the_launcher_must_agree(monkeypatch):
+    monkeypatch.setattr(resolve, "default_config_file", "/nowhere")
+    assert problems(config=BF16, environ={"ACCELERATE_MIXED_PRECISION": "no"}) == []
+    assert problems(config=BF16, environ={"ACCELERATE_MIXED_PRECISION": "bf16"}) == []
+    cases = {
+        "ACCELERATE_MIXED_PRECISION": ("fp16", "the launcher was told mixed_precision fp16"),
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("8", "gradient_accumulation_steps 8, this run's are 1"),
+        "ACCELERATE_DYNAMO_BACKEND": ("INDUCTOR", "add --torch_compile"),
+        "ACCELERATE_USE_FSDP": ("true", "FSDP, which has no recipe here"),
+        "ACCELERATE_USE_DEEPSPEED": ("true", "DEEPSPEED"),
+    }
+    for name, (value, message) in cases.items():
+        [problem] = problems(config=BF16, environ={name: value})
+        assert message in problem
+    assert len(problems(config=BF16, environ={name: value for name, (value, _) in cases.items()})) == len(cases)
+
+
+def test_the_users_default_file_does_not_stop_the_readme_command(monkeypatch, config):
+    """The launcher reads that file when it is given none; nobody chose it for this run."""
+    monkeypatch.setattr(resolve, "default_config_file", config("mixed_precision: fp16\n", "default.yaml"))
+    settings = resolved(config=BF16, environ={"ACCELERATE_MIXED_PRECISION": "fp16"})
+    assert settings.mixed_precision == "bf16"
+    assert settings.origins["mixed_precision"].endswith("before Accelerate's default file (fp16)")
+
+
+def test_processes_are_those_that_were_launched(config):
+    two = config("num_processes: 2\n")
+    [problem] = problems(config=two)
+    assert "num_processes: 2, but 1 started" in problem and "--nproc_per_node 2" in problem
+    assert resolved(config=two, environ={"WORLD_SIZE": "2"}).num_processes == 2
+    assert resolved(environ={"ACCELERATE_USE_CPU": "True"}).use_cpu
+
+
+def test_settings_are_plain_values():
+    values = resolved("--gradient_checkpointing").as_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert set(values) == {f.name for f in dataclasses.fields(Settings)} - {"origins"}
