@@ -79,7 +79,8 @@ def train_tiny(
     settings: Settings, dataset: Dataset | None = None, sgd: bool = False, accelerator_hook: Any = None
 ) -> Trained:
     """Trains as recipes/ablate.py does, with AdamW or plain SGD with momentum."""
-    AcceleratorState._reset_state(reset_partial_state=True)
+    # Ranks keep the process group that they have.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     GradientState._reset_state()
     accelerator = build_accelerator(settings)
     if accelerator_hook:

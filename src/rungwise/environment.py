@@ -5,6 +5,7 @@ import platform
 import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,10 +37,10 @@ def device_name(device: torch.device) -> str:
     if device.type != "cpu":
         return str(device)
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 (a device file, not a path of ours)
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        names = []
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
@@ -69,7 +70,8 @@ def _version(package: str) -> str | None:
 def _git_commit() -> str | None:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        here = Path(__file__).parent
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

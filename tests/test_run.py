@@ -1,0 +1,219 @@
+"""Whatever happens in a run: status, reason, exit code and files."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from rungwise.console import Progress, settings_block
+from rungwise.loop import Diverged, Step
+from rungwise.problems import SettingsError
+from rungwise.proof import InactiveTechnique
+from rungwise.result import Record
+from rungwise.run import Run, configure
+from rungwise.techniques import UnavailableTechnique, build_accelerator
+
+import pytest
+import torch
+from harness import TINY, tiny_settings
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return tiny_settings("--max_steps", "4", "--output_dir", str(tmp_path / "run"))
+
+
+def result_of(settings):
+    return json.loads((Path(settings.output_dir) / "result.json").read_text(encoding="utf-8"))
+
+
+def step(number=1, **changes):
+    values = {
+        "number": number,
+        "loss": 2.0,
+        "grad_norm": 1.0,
+        "learning_rate": 1e-3,
+        "tokens": 100,
+        "seconds": 0.5,
+        "timed": True,
+        "loss_scale": None,
+        "skipped": False,
+        "peak_bytes": None,
+    }
+    return Step(**{**values, **changes})
+
+
+ENDS = [
+    (SettingsError(["no"]), "failed", "1 problem with this call", 2),
+    (Diverged("the loss of step 3 is nan"), "diverged", "the loss of step 3 is nan", 1),
+    (UnavailableTechnique("not with this model"), "skipped", "not with this model", 1),
+    (InactiveTechnique("no graph was compiled"), "failed", "InactiveTechnique: no graph was compiled", 1),
+    (MemoryError(), "out_of_memory", "out of memory in step 1", 1),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory", "Tried to allocate", 1),
+    (
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9"),
+        "out_of_memory",
+        "add --g",
+        1,
+    ),
+    (ZeroDivisionError("division by zero"), "failed", "ZeroDivisionError: division by zero", 1),
+    (KeyboardInterrupt(), "failed", "interrupted after 0 steps", 130),
+]
+
+
+@pytest.mark.parametrize("error, status, reason, code", ENDS, ids=[type(end[0]).__name__ for end in ENDS])
+@pytest.mark.parametrize("started", [True, False])
+def test_every_end_has_its_status_reason_and_code(settings, capsys, error, status, reason, code, started):
+    with Run(settings) as run:
+        if started:
+            run.start(build_accelerator(settings))
+        raise error
+    result = result_of(settings)
+    assert (result["status"], run.exit_code) == (status, code)
+    assert reason in result["reason"]
+    output = capsys.readouterr()
+    assert f"fp32: {status} - " in output.out
+    # A traceback is for faults that nobody foresaw.
+    assert ("Traceback" in output.err) == (status == "failed" and code == 1)
+
+
+def test_a_real_allocation_that_fails_is_out_of_memory(settings):
+    with Run(settings) as run:
+        run.start(build_accelerator(settings))
+        torch.empty(2**60)
+    assert result_of(settings)["status"] == "out_of_memory"
+    assert run.exit_code == 1
+
+
+def test_sigterm_ends_the_run_in_order(settings):
+    before = signal.getsignal(signal.SIGTERM)
+    with Run(settings) as run:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert (run.exit_code, result_of(settings)["reason"]) == (143, "terminated after 0 steps")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_killed_process_leaves_a_failed_row(settings):
+    run = Run(settings)
+    run.__enter__()
+    result = result_of(settings)
+    assert result["status"] == "failed" and "killed" in result["reason"]
+    assert result["settings"]["seed"] == 0 and result["schema"] == 1
+
+
+def test_all_fp16_steps_skipped_is_no_success(settings):
+    with Run(settings) as run:
+        run.record.steps = [step(loss_scale=2.0, skipped=True)] * 3
+    assert run.exit_code == 1
+    assert result_of(settings)["status"] == "diverged"
+
+
+def test_bad_calls_exit_with_2_and_leave_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("mixed_precision: bf61\n")
+    (tmp_path / "empty.txt").write_text("")
+    flags = ["--config", "bad.yaml", "--max_step", "3", "--block_size", "300", "--train_file", "empty.txt"]
+    with pytest.raises(SystemExit) as caught:
+        configure(flags)
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "4 problems with this call:"
+    for line, words in zip(lines[1:], ["--max_step 3", "bf61", "256 positions", "empty"], strict=True):
+        assert words in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "empty.txt"]
+
+
+@pytest.mark.parametrize("name", ["trackio", "tensorboard"])
+def test_a_tracker_that_is_not_installed(name, capsys, monkeypatch):
+    monkeypatch.setattr("rungwise.tracking.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SystemExit):
+        configure(["--config", "accelerate_configs/fp32.yaml", *TINY, "--report_to", name])
+    assert f"pip install 'rungwise[{name}]'" in capsys.readouterr().err
+
+
+def test_metrics_by_name():
+    record = Record(tiny_settings(num_processes=2, global_batch_size=8), row_flops=10**9, matmul_flops_per_second=16e9)
+    assert "perf/step_ms" not in record.add(step(timed=False))
+    row = record.add(step(2, loss_scale=8.0, skipped=True, peak_bytes=3 * 2**20, grad_norm=float("inf")))
+    assert row == {
+        "train/loss": 2.0,
+        "train/grad_norm": float("inf"),
+        "train/learning_rate": 1e-3,
+        "train/tokens": 200,
+        "perf/step_ms": 500.0,
+        "perf/tokens_per_second": 200.0,
+        "perf/tokens_per_second_per_device": 100.0,
+        "perf/model_tflops": pytest.approx(8e9 / 0.5 / 1e12),
+        "perf/utilization": pytest.approx(8e9 / 0.5 / 2 / 16e9),
+        "memory/peak_allocated_mib": 3.0,
+        "amp/loss_scale": 8.0,
+        "amp/skipped_steps": 1,
+    }
+
+
+def test_a_result_is_strict_json(tmp_path):
+    record = Record(tiny_settings())
+    record.add(step(loss=float("nan"), grad_norm=float("inf")))
+    record.memory = {"peak_allocated_mib": None}
+    record.write(tmp_path)
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    assert result["loss"]["first"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_compile_seconds_are_what_the_first_step_took_more():
+    record = Record(tiny_settings(), compile={"graphs": 1})
+    record.add(step(1, seconds=9.0, timed=False))
+    for number in range(2, 14):
+        record.add(step(number, seconds=0.5))
+    assert record.as_dict()["compile"] == {"seconds": 8.5, "graphs": 1}
+
+
+def test_the_settings_block_names_every_setting_and_its_origin():
+    settings = tiny_settings("--seed", "3", config="accelerate_configs/bf16_accum4.yaml")
+    environment = {"device_name": "a CPU", "device": "cpu", "threads": 2, "torch": "2", "native_precision": ["fp32"]}
+    text = settings_block(settings, environment)
+    assert all(name in text for name in settings.as_dict())
+    row = next(line for line in text.splitlines() if line.split()[0] == "gradient_accumulation_steps")
+    assert row.split() == ["gradient_accumulation_steps", "4", "accelerate_configs/bf16_accum4.yaml"]
+    assert max(len(line) for line in text.splitlines()) <= 120
+    # Where the processor has no bf16, the run says whose speed it measures.
+    assert "no bf16 instructions" in text
+    environment["native_precision"].append("bf16")
+    assert "no bf16 instructions" not in settings_block(settings, environment)
+
+
+class Terminal:
+    """A stream that says whether it is a terminal and keeps what it is given."""
+
+    def __init__(self, isatty):
+        self.text, self._isatty = "", isatty
+
+    def isatty(self):
+        return self._isatty
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_is_lines_in_a_file_and_a_bar_on_a_terminal():
+    for isatty in (False, True):
+        stream = Terminal(isatty)
+        progress = Progress(200, stream)
+        for number in range(1, 201):
+            progress.show(step(number, timed=number > 3, skipped=number == 20))
+        progress.close()
+        if isatty:
+            assert "\r" in stream.text and "200/200" in stream.text
+        else:
+            lines = stream.text.splitlines()
+            assert len(lines) == 11 and "\r" not in stream.text
+            assert lines[0] == "step   1/200  loss 2.0000  500 ms  (not timed)"
+            assert lines[1].endswith("(skipped: fp16 overflow)")
