@@ -12,12 +12,22 @@ from .problems import closest
 from .settings import CHECKPOINTING_KWARGS, FIELDS, HINTS
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Shows a value as needed where leaving it out is an error of ours, not argparse's."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return str(action.metavar) if action.const == "" else super()._format_args(action, default_metavar)
+
+
 class _Parser(argparse.ArgumentParser):
     """Collects what is wrong instead of exiting at the first error."""
 
     def __init__(self, problems: list[str], description: str | None) -> None:
         super().__init__(
-            description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+            description=description,
+            usage="%(prog)s --config FILE [flags]",
+            allow_abbrev=False,
+            formatter_class=_Formatter,
         )
         self.problems = problems
 
@@ -75,6 +85,8 @@ def _with_values(unknown: list[str]) -> list[str]:
 
 
 def _metavar(name: str) -> str:
+    if name in ("config", "train_file"):
+        return "FILE"
     kind = _plain(HINTS[name])
     return {bool: "BOOL", int: "N", float: "X", str: "TEXT"}.get(kind, "JSON")
 

@@ -1,5 +1,6 @@
 """One run's bookkeeping: settings in, `result.json` out, whatever happens between."""
 
+import atexit
 import json
 import os
 import signal
@@ -130,7 +131,7 @@ class Run:
             where = self.tracker.finish(failed=self.exit_code != 0)
             print(console.summary_block(record.as_dict(), where), flush=True)
         if self.accelerator:
-            self.accelerator.end_training()
+            atexit.register(_release, self.accelerator)
         signal.signal(signal.SIGTERM, self._previous_handler)
         return isinstance(error, Exception | KeyboardInterrupt | Terminated)
 
@@ -138,6 +139,16 @@ class Run:
         """Each figure of the rank where it is largest."""
         ranks = gather_object([self.memory.result()])
         return {name: max(rank[name] for rank in ranks) if ranks[0][name] is not None else None for name in ranks[0]}
+
+
+def _release(accelerator: Accelerator) -> None:
+    """Leaves the process group, at exit: the caller's DDP model must be gone by then.
+
+    A DDP model that outlives its group destroys it while it holds Python's lock, and waits for a gloo thread that
+    needs the lock to free its tensors.
+    """
+    accelerator.free_memory()
+    accelerator.end_training()
 
 
 def _is_main() -> bool:
