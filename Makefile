@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help ablate test lint clean
+.PHONY: help ablate ladder test lint clean
 
 help:
 	@echo "make ablate   train one rung, bf16, and measure it   (ARGS=\"--max_steps 60\" adds flags)"
+	@echo "make ladder   climb all rungs and compare them       (ARGS=\"--repeats 3\" adds flags)"
 	@echo "make test     run the tests                          (ARGS=\"-k memory\" adds pytest arguments)"
 	@echo "make lint     check format and style"
 	@echo "make clean    remove the virtual environment and the runs"
@@ -22,6 +23,9 @@ $(READY): pyproject.toml constraints.txt
 
 ablate: $(READY)
 	@$(BIN)/accelerate launch recipes/ablate.py --config accelerate_configs/bf16.yaml $(ARGS)
+
+ladder: $(READY)
+	@$(BIN)/python recipes/ladder.py $(ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rungwise.data import build_dataloader, build_dataset
 from rungwise.loop import train
-from rungwise.models import build_model
-from rungwise.run import Run, configure
+from rungwise.models import build_model, save_model
+from rungwise.run import Run, configure, exit_on_problems
 from rungwise.techniques import apply_checkpointing, apply_compile, build_accelerator, build_optimizer
 
 from accelerate.utils import set_seed
@@ -22,10 +22,11 @@ from transformers import get_scheduler
 def main() -> int:
     """Runs one rung; returns the exit code."""
     settings = configure(description=__doc__)
+    with exit_on_problems():
+        dataset = build_dataset(settings)  # rows of block_size tokens
     with Run(settings) as run:
         accelerator = run.start(build_accelerator(settings))
         set_seed(settings.seed)
-        dataset = build_dataset(settings)  # rows of block_size tokens
         dataloader = build_dataloader(dataset, settings)
         with run.building():
             model = build_model(settings)  # fp32 master weights
@@ -48,7 +49,7 @@ def main() -> int:
         for step in steps:
             run.log(step)
         if settings.save_model and accelerator.is_main_process:
-            accelerator.unwrap_model(model).save_pretrained(Path(settings.output_dir) / "model")
+            save_model(accelerator.unwrap_model(model), Path(settings.output_dir) / "model")
     return run.exit_code
 
 

@@ -23,7 +23,7 @@ SCRIPT = textwrap.dedent(
         assert found.shape == exact.shape and ((found.double() - exact).abs() <= bound).all()
 
     for dtype, unit in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
-        for m, k, n in ((1, 1, 1), (3, 0, 2), (0, 4, 2), (700, 600, 5), (512, 512, 512), (513, 1025, 3)):
+        for m, k, n in ((1, 1, 1), (3, 0, 2), (0, 4, 2), (700, 600, 5), (512, 512, 512), (513, 1025, 3), (5, 7, 4100)):
             a = torch.randn(m, k, generator=g).to(dtype)
             for b in (torch.randn(k, n, generator=g).to(dtype), torch.randn(n, k, generator=g).to(dtype).t()):
                 exact = a.double() @ b.double()

@@ -1,12 +1,12 @@
 """The model: what is built, and what is refused before anything is."""
 
 from rungwise import models
-from rungwise.models import build_model, default_config, load_config
+from rungwise.models import build_model, default_config, load_config, save_model
 
 import pytest
 import torch
 from harness import tiny_settings
-from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 LLAMA = "vocab_size=128,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=2"
 
@@ -58,12 +58,21 @@ def test_attention_implementation(attention):
         ({"config_overrides": "n_layer=two"}, "--config_overrides n_layer=two:"),
         ({"config_overrides": None, "model_name_or_path": "/no/such/model"}, "--model_name_or_path /no/such/model:"),
         ({"config_overrides": None, "config_name": "/no/such/model"}, "--config_name /no/such/model:"),
+        ({"attn_implementation": "foo"}, "--attn_implementation foo: "),
         ({"block_size": 33}, "--block_size 33 is longer than the model's 32 positions; use --block_size 32 or less"),
     ],
 )
 def test_problems(changes, message):
     [problem] = models.problems(tiny_settings(**changes))
     assert message in problem and "\n" not in problem
+
+
+def test_a_saved_model_is_ordinary(tmp_path):
+    """What was switched off for training does not stay off for generation."""
+    save_model(build_model(tiny_settings()), tmp_path)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.config.use_cache and model.generation_config.use_cache
 
 
 def test_no_problems():

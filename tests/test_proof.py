@@ -1,11 +1,15 @@
 """A label without the thing must not pass: each technique is switched off behind the run's back."""
 
 import dataclasses
+import os
+from pathlib import Path
 
+import rungwise
 from rungwise.proof import InactiveTechnique
 from rungwise.techniques import UnavailableTechnique
 
 import pytest
+import torch
 from harness import tiny_settings, train_tiny
 
 
@@ -62,6 +66,26 @@ def test_evidence():
     }
 
 
+def test_a_model_that_ignores_what_to_divide_by_is_refused():
+    """Bart computes its own mean over a micro-batch: accumulated, its gradients would be several times too large."""
+    bart = "vocab_size=128,d_model=16,decoder_layers=1,decoder_attention_heads=2,decoder_ffn_dim=16,dropout=0.0"
+    flags = ["--max_steps", "4", "--model_type", "bart", "--config_overrides", bart]
+    trained = train_tiny(tiny_settings(*flags))
+    with pytest.raises(InactiveTechnique, match="ignores num_items_in_batch"):
+        trained.proof.check(trained.accelerator)
+
+
+def test_the_launchers_dynamo_does_not_compile_a_second_time(monkeypatch):
+    settings = tiny_settings("--max_steps", "4")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "AOT_EAGER")
+    trained = train_tiny(settings)
+    assert trained.proof.check(trained.accelerator)["compiled_graphs"] == 0
+    assert "graph" not in str(type(trained.model)).lower()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+
+
 def test_offload_without_an_accelerator_is_refused():
     kwargs = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"offload": true}']
     settings = tiny_settings("--max_steps", "4", *kwargs, use_cpu=True)
@@ -87,6 +111,12 @@ def test_compiled_training_equals_eager(compiled):
     """At dropout 0 the compiler only fuses; it keeps in fp32 what eager rounds to bf16 between two operations."""
     eager = run("--gradient_checkpointing", config="accelerate_configs/bf16.yaml")
     assert compiled.losses == pytest.approx(eager.losses, abs=2e-3)
+
+
+def test_the_compile_cache_was_empty_and_the_runs_own(compiled):
+    assert rungwise.USER_COMPILE_CACHE is None
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == compiled.compiled.cache.name
+    assert any(path.is_file() for path in Path(compiled.compiled.cache.name).rglob("*"))
 
 
 def test_compiled_parameters_keep_their_names(compiled):

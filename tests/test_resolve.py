@@ -99,6 +99,8 @@ BAD = {
     "--max_steps 3": "leaves no step to time",
     "--untimed_steps 1": "--untimed_steps: must be at least 2",
     "--run_name a/b": "it names a folder",
+    "--output_dir README.md": "--output_dir README.md: a file stands in the way",
+    "--output_dir README.md/deeper": "a file stands in the way",
 }
 
 
@@ -202,6 +204,21 @@ def test_the_users_default_file_does_not_stop_the_readme_command(monkeypatch, co
     settings = resolved(config=BF16, environ={"ACCELERATE_MIXED_PRECISION": "fp16"})
     assert settings.mixed_precision == "bf16"
     assert settings.origins["mixed_precision"].endswith("before Accelerate's default file (fp16)")
+
+
+def test_the_users_default_dynamo_does_not_stop_it_either(monkeypatch, config):
+    monkeypatch.setattr(
+        resolve, "default_config_file", config("dynamo_config: {dynamo_backend: INDUCTOR}\n", "d.yaml")
+    )
+    assert problems(config=BF16, environ={"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}) == []
+    assert len(problems(config=BF16, environ={"ACCELERATE_DYNAMO_BACKEND": "EAGER"})) == 1
+
+
+def test_reentrant_checkpointing_with_ddp_is_refused():
+    flags = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}']
+    assert problems(*flags) == []
+    [problem] = problems(*flags, environ={"WORLD_SIZE": "2"})
+    assert "use_reentrant: true fails with several processes" in problem
 
 
 def test_processes_are_those_that_were_launched(config):

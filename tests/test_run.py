@@ -1,10 +1,12 @@
 """Whatever happens in a run: status, reason, exit code and files."""
 
+import dataclasses
 import json
 import os
 import signal
 from pathlib import Path
 
+from rungwise import tracking
 from rungwise.console import Progress, settings_block
 from rungwise.loop import Diverged, Step
 from rungwise.problems import SettingsError
@@ -129,6 +131,37 @@ def test_a_tracker_that_is_not_installed(name, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         configure(["--config", "accelerate_configs/fp32.yaml", *TINY, "--report_to", name])
     assert f"pip install 'rungwise[{name}]'" in capsys.readouterr().err
+
+
+def test_a_key_that_is_no_key_means_offline(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "abc")
+    mode, why = tracking._wandb_mode()
+    assert mode == "offline" and "the key is not usable" in why
+
+
+def test_tensorboard_through_the_same_interface(settings):
+    settings = dataclasses.replace(settings, report_to="tensorboard")
+    with Run(settings) as run:
+        run.start(build_accelerator(settings))
+        run.tracker.log({"train/loss": 2.0}, step=1)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(Path(settings.output_dir) / settings.run_name))
+    events.Reload()
+    assert [event.value for event in events.Scalars("train/loss")] == [2.0]
+    assert "memory/peak_rss_mib" in "".join(events.Tags()["scalars"])
+
+
+def test_another_ranks_reason_reaches_the_result(settings, monkeypatch, capsys):
+    with Run(settings) as main:
+        monkeypatch.setenv("RANK", "1")
+        with Run(settings) as other:
+            raise ZeroDivisionError("on the other card")
+        monkeypatch.setenv("RANK", "0")
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert (main.exit_code, other.exit_code) == (143, 1)
+    assert result_of(settings)["reason"] == "rank 1: ZeroDivisionError: on the other card"
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_metrics_by_name():

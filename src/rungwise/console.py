@@ -82,7 +82,9 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
     elif result["status"] == "ok":
         lines += _row("speed", f"not claimed: {speed['timed_steps']} timed steps, {LEAST_TIMED_STEPS} are needed")
     if result["compile"]:
-        lines += _row("compile", f"{result['compile']['seconds']:,.1f} s, {result['compile']['graphs']} graphs")
+        compiled = result["compile"]
+        seconds = f"{compiled['seconds']:,.1f} s, " if compiled["seconds"] is not None else ""
+        lines += _row("compile", f"{seconds}{compiled['graphs']} graphs")
     if result["amp"]:
         lines += _row(
             "fp16", f"loss scale {result['amp']['loss_scale']:,.0f}, {result['amp']['skipped_steps']} steps skipped"

@@ -80,7 +80,7 @@ def build_dataset(settings: Settings) -> datasets.Dataset:
             [f"{_name(settings)}: the text is shorter than one block of {settings.block_size} tokens; give more text"]
         )
     vocab_size = load_config(settings).vocab_size
-    largest = max(pc.max(chunk.flatten()).as_py() for chunk in blocks.data["input_ids"].chunks)
+    largest = pc.max(pc.list_flatten(blocks.data["input_ids"])).as_py()
     if largest >= vocab_size:
         mend = "use the model's own tokenizer" if tokenizer else "bytes as tokens need a vocab_size of 256"
         raise SettingsError([f"the data has token {largest}, the model knows {vocab_size} tokens; {mend}"])

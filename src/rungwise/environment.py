@@ -16,8 +16,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "wandb", "rungwis
 def describe(device: torch.device) -> dict[str, Any]:
     """Versions, device, threads, precision support, git commit and date."""
     return {
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **versions(),
         "platform": platform.platform(),
         "device": device.type,
         "device_name": device_name(device),
@@ -28,6 +27,11 @@ def describe(device: torch.device) -> dict[str, Any]:
         "git_commit": _git_commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Python's version and those of the packages that decide what a run measures."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
 def device_name(device: torch.device) -> str:

@@ -5,7 +5,7 @@ running sum is the same figure, compiled code included. It is measured over buil
 optimizer step that starts with the optimizer's state in place, and not while steps are timed.
 """
 
-import os
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +15,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 MIB = 2**20
-
-# The profiler announces its start and end on stderr unless told otherwise before its first use.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+TIMELINE_POINTS = 500
 
 
 def tensor_bytes(tensors: Iterator[torch.Tensor]) -> int:
@@ -35,12 +33,13 @@ class MemoryMeter:
     """Measures one run's peak.
 
     Use `building()` around what makes model and optimizer, `watch()` once they exist, and `window()` around optimizer
-    steps until `done`.
+    steps until `done`. `timeline` then holds that step's memory over time: (ms since its start, bytes).
     """
 
     def __init__(self, device: torch.device):
         self.device = device
         self.done = False
+        self.timeline: list[tuple[float, int]] = []
         self._peak = 0
         self._live_after_building = 0
         self._owners: dict[str, int] = {}
@@ -51,12 +50,14 @@ class MemoryMeter:
     def building(self) -> Iterator[None]:
         """Counts what is allocated from here on; on CPU also what is still held at the end."""
         if self.device.type != "cpu":
+            # What was cached before would count as reserved.
+            torch.accelerator.empty_cache()
             torch.accelerator.reset_peak_memory_stats()
             yield
             return
         with _allocations() as changes:
             yield
-        self._live_after_building = self._count(changes, held_before=0)
+        self._live_after_building = self._count(changes, held_before=0)[-1]
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Counts the owners at each optimizer step, when all four of them exist at once."""
@@ -75,9 +76,16 @@ class MemoryMeter:
             held = self._live_after_building + optimizer_state_bytes(self._optimizer)
             with _allocations() as changes:
                 yield
-            self._count(changes, held)
+        elif self.device.type == "cuda" and complete:
+            held = torch.accelerator.memory_allocated()
+            with _cuda_allocations() as changes:
+                yield
         else:
             yield
+            changes = []
+        if changes:
+            times = [(when - changes[0][0]) / 1e6 for when, _ in changes]
+            self.timeline = envelope(list(zip(times, self._count(changes, held), strict=True)), TIMELINE_POINTS)
         if complete:
             self.done = True
             for hook in self._hooks:
@@ -102,12 +110,11 @@ class MemoryMeter:
         figures["peak_rss"] = peak_rss_bytes()
         return {f"{name}_mib": _mib(count) for name, count in figures.items()}
 
-    def _count(self, changes: list[int], held_before: int) -> int:
-        held = held_before
-        for change in changes:
-            held += change
-            self._peak = max(self._peak, held)
-        return held
+    def _count(self, changes: list[tuple[int, int]], held_before: int) -> list[int]:
+        """The bytes held after each change; the largest goes into the peak."""
+        held = list(itertools.accumulate((change for _, change in changes), initial=held_before))
+        self._peak = max(self._peak, *held)
+        return held[1:] or held
 
     def _count_gradients(self) -> None:
         self._owners["parameters"] = tensor_bytes(self._model.parameters())
@@ -121,13 +128,34 @@ class MemoryMeter:
 
 
 @contextmanager
-def _allocations() -> Iterator[list[int]]:
-    """The CPU allocator's events while the context is open, in order: bytes taken, or given back as a negative."""
-    changes: list[int] = []
+def _allocations() -> Iterator[list[tuple[int, int]]]:
+    """The CPU allocator's events while the context is open: (time in ns, bytes taken, or given back as a negative)."""
+    changes: list[tuple[int, int]] = []
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         yield changes
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    changes += [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.device_type().name == "CPU"]
+    changes += sorted((e.start_ns(), e.nbytes()) for e in events if e.device_type().name == "CPU")
+
+
+@contextmanager
+def _cuda_allocations() -> Iterator[list[tuple[int, int]]]:
+    """The same of the CUDA allocator, from the history that PyTorch's memory visualizer is made of."""
+    changes: list[tuple[int, int]] = []
+    torch.cuda.memory._record_memory_history(context=None, max_entries=1_000_000)
+    yield changes
+    torch.cuda.synchronize()
+    history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    signs = {"alloc": 1, "free_completed": -1}
+    changes += [(1000 * e["time_us"], signs[e["action"]] * e["size"]) for e in history if e["action"] in signs]
+
+
+def envelope(points: list[tuple[float, int]], most: int) -> list[tuple[float, int]]:
+    """At most `most` of the points in order: of each stretch the highest, so that no peak is lost."""
+    if len(points) <= most:
+        return points
+    edges = [round(n * len(points) / most) for n in range(most + 1)]
+    return [max(points[i:j], key=lambda point: point[1]) for i, j in itertools.pairwise(edges)]
 
 
 def peak_rss_bytes() -> int | None:

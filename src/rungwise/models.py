@@ -1,15 +1,18 @@
 """The model: a small GPT-2 by default, or any causal LM by name. Parameters are fp32 master weights."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
-    GPT2LMHeadModel,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from .problems import closest
 from .settings import Settings
@@ -71,6 +74,12 @@ def problems(settings: Settings) -> list[str]:
             f"--block_size {settings.block_size} is longer than the model's {positions} positions; "
             f"use --block_size {positions} or less"
         )
+    if settings.attn_implementation:
+        try:
+            with torch.device("meta"):
+                AutoModelForCausalLM.from_config(config, attn_implementation=settings.attn_implementation)
+        except Exception as error:
+            found.append(f"--attn_implementation {settings.attn_implementation}: {_first_line(error)}")
     return found
 
 
@@ -85,14 +94,44 @@ def build_model(settings: Settings) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(
             settings.model_name_or_path, config=config, dtype=torch.float32, **attention
         )
-    elif type(config) is GPT2Config:
-        model = GPT2LMHeadModel._from_config(config, dtype=torch.float32, **attention)
     else:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
-    # The loss function is found by the class's name, which for some (GPT2LMHeadModel) says nothing: name it, since
-    # the warning about it also breaks a compiled graph.
-    model.loss_type = "ForCausalLM"
+    model.loss_function = CausalLMLoss()
     return model
+
+
+class CausalLMLoss:
+    """Transformers' own loss of causal language models, which notes whether it is told what to divide by.
+
+    Some models compute their loss themselves and ignore `num_items_in_batch`: accumulation would then scale their
+    gradients. Transformers finds the function by the class's name, which for GPT2LMHeadModel says nothing; its warning
+    about that would also break a compiled graph.
+    """
+
+    def __init__(self) -> None:
+        self.divided = False
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        vocab_size: int,
+        num_items_in_batch: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """The sum of token losses / `num_items_in_batch`, of logits (B, T, V) and labels (B, T)."""
+        if num_items_in_batch is not None:
+            self.divided = True
+        return ForCausalLMLoss(logits, labels, vocab_size, num_items_in_batch, **kwargs)
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Saves an ordinary Transformers folder."""
+    # What was switched off for training serves generation.
+    model.config.use_cache = True
+    if model.generation_config is not None:
+        model.generation_config.use_cache = True
+    model.save_pretrained(folder)
 
 
 def _first_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from .models import CausalLMLoss
 from .settings import Settings
 from .techniques import CompileRecord, checkpointed_blocks
 
@@ -29,6 +30,7 @@ class Proof:
         self.settings, self.compiled = settings, compiled
         self.dtypes: set[torch.dtype] = set()
         self.recomputed_blocks = 0
+        self._loss = model.loss_function
         self._in_forward = False
         self._hooks: list[RemovableHandle] = []
         if compiled is None:
@@ -83,6 +85,8 @@ class Proof:
                 f"gradient checkpointing was asked for: {self.settings.gradient_checkpointing}; "
                 f"blocks that were recomputed: {self.recomputed_blocks}"
             )
+        if isinstance(self._loss, CausalLMLoss) and not self._loss.divided:
+            missing.append("the model ignores num_items_in_batch, so that its loss is not the one of the whole window")
         if self.settings.torch_compile and not (self.compiled and self.compiled.graphs):
             missing.append("torch_compile was asked for, and no graph was compiled")
         if accelerator.num_processes != self.settings.num_processes:

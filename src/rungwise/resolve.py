@@ -70,11 +70,11 @@ def _launcher_agrees(
     The launcher always sets a precision: "no" unless told otherwise. One that stands in the user's default Accelerate
     file was not chosen for this run, so `--config` goes before it; one given to the launcher itself must agree.
     """
-    path = values["config"]
+    path, default = values["config"], _default_file()
     precision = values.get("mixed_precision", "no")
     launched = environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if launched not in ("no", precision):
-        if launched == _default_file().get("mixed_precision"):
+        if launched == default.get("mixed_precision"):
             origins["mixed_precision"] = f"{path}, before Accelerate's default file ({launched})"
         else:
             problems.append(
@@ -88,7 +88,9 @@ def _launcher_agrees(
             f"the launcher was told gradient_accumulation_steps {launched}, this run's are {steps} "
             f"({origins.get('gradient_accumulation_steps', 'default')}); give it in one place"
         )
-    if environ.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO" and not values.get("torch_compile"):
+    dynamo = environ.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper()
+    from_default = str((default.get("dynamo_config") or {}).get("dynamo_backend")).upper() == dynamo
+    if dynamo != "NO" and not from_default and not values.get("torch_compile"):
         problems.append("the launcher was told to use dynamo, this run is not compiled; add --torch_compile")
     for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
         if environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true":
@@ -119,6 +121,9 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
         problems.append("--train_file and --dataset_name each name the data; give one")
     if settings.gradient_checkpointing_kwargs is not None and not settings.gradient_checkpointing:
         problems.append("--gradient_checkpointing_kwargs has no effect without --gradient_checkpointing; add it")
+    reentrant = (settings.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+    if reentrant and settings.num_processes > 1:
+        problems.append("use_reentrant: true fails with several processes (DDP); leave it out")
     if settings.warmup_steps and settings.lr_scheduler_type == "constant":
         problems.append("--warmup_steps has no effect on constant; use --lr_scheduler_type constant_with_warmup")
     if settings.max_steps <= settings.untimed_steps:
@@ -150,6 +155,8 @@ def _derive(settings: Settings, origins: dict[str, str], problems: list[str]) ->
         problems.append(f"--run_name {name!r}: letters, digits and . _ - + = only, since it names a folder")
     changes["run_name"] = name
     changes["output_dir"] = settings.output_dir or str(Path("runs") / name)
+    if any(path.is_file() for path in (Path(changes["output_dir"]), *Path(changes["output_dir"]).parents)):
+        problems.append(f"--output_dir {changes['output_dir']}: a file stands in the way; name a folder")
     for derived in changes:
         origins.setdefault(derived, "derived")
     for unset in FIELDS:

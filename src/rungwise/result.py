@@ -63,14 +63,15 @@ class Record:
         found = throughput([step.seconds for step in timed], [step.tokens for step in timed])
         if found["tokens_per_second"] is not None:
             found |= self._speed(found["tokens"], sum(step.seconds for step in timed))
-        return found
+        return found | {"all_steps_seconds": sum(step.seconds for step in self.steps)}
 
     def _compile(self) -> dict[str, Any]:
         """Seconds are what the first step took beyond a later one: compiling happens there."""
         timed = [step.seconds for step in self.steps if step.timed]
-        if not self.compile or not timed:
+        if not self.compile:
             return {}
-        return {"seconds": self.steps[0].seconds - statistics.median(timed), **self.compile}
+        seconds = self.steps[0].seconds - statistics.median(timed) if timed else None
+        return {"seconds": seconds, **self.compile}
 
     def _amp(self) -> dict[str, Any]:
         if not self.steps or self.steps[-1].loss_scale is None:
@@ -123,3 +124,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result in a run's folder, or None."""
+    try:
+        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from . import console, data, models, tracking
 from .environment import describe
 from .loop import Diverged, Step
-from .memory import MemoryMeter
+from .memory import MIB, MemoryMeter
 from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row
 from .problems import SettingsError
 from .proof import Proof
@@ -31,15 +31,32 @@ from .settings import Settings
 from .techniques import CompileRecord, UnavailableTechnique
 
 
+def check(
+    argv: Sequence[str], environ: Mapping[str, str] | None = None, description: str | None = None
+) -> tuple[Settings, list[str]]:
+    """The settings of a call and everything that is wrong with it, found before anything is built."""
+    settings, problems = parse(argv, environ, description)
+    return settings, problems + models.problems(settings) + data.problems(settings) + tracking.problems(settings)
+
+
 def configure(argv: Sequence[str] | None = None, description: str | None = None) -> Settings:
     """The settings of this call. Exits with code 2 and one message if anything is wrong with them."""
-    settings, problems = parse(sys.argv[1:] if argv is None else argv, description=description)
-    problems += models.problems(settings) + data.problems(settings) + tracking.problems(settings)
-    if problems:
-        if _is_main():
-            print(SettingsError(problems), file=sys.stderr)
-        raise SystemExit(2)
+    settings, problems = check(sys.argv[1:] if argv is None else argv, description=description)
+    with exit_on_problems():
+        if problems:
+            raise SettingsError(problems)
     return settings
+
+
+@contextmanager
+def exit_on_problems() -> Iterator[None]:
+    """Turns a `SettingsError` into its message and exit code 2."""
+    try:
+        yield
+    except SettingsError as error:
+        if _is_main():
+            print(error, file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 class Terminated(BaseException):
@@ -67,6 +84,8 @@ class Run:
         if _is_main():
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "metrics.jsonl").write_text("", encoding="utf-8")
+            for word in self.folder.glob("rank-*.txt"):
+                word.unlink()
             self.record.write(self.folder)
         return self
 
@@ -116,6 +135,10 @@ class Run:
     ) -> bool:
         record = self.record
         record.status, record.reason, self.exit_code = _outcome(error, record.steps)
+        if not _is_main() and self.exit_code:
+            self._leave_word(error)
+        elif isinstance(error, Terminated):
+            record.reason = self._word_of_another_rank() or record.reason
         if self.compiled:
             record.compile = {"graphs": self.compiled.graphs}
         if self.accelerator:
@@ -127,6 +150,7 @@ class Run:
                 # A fault nobody foresaw: its place in the code is what its reader needs.
                 traceback.print_exception(kind, error, trace)
             record.write(self.folder)
+            self._write_timeline()
             self.tracker.summary(record.summary())
             where = self.tracker.finish(failed=self.exit_code != 0)
             print(console.summary_block(record.as_dict(), where), flush=True)
@@ -134,6 +158,28 @@ class Run:
             atexit.register(_release, self.accelerator)
         signal.signal(signal.SIGTERM, self._previous_handler)
         return isinstance(error, Exception | KeyboardInterrupt | Terminated)
+
+    def _leave_word(self, error: BaseException | None) -> None:
+        """Another rank's reason, for the person at the terminal and for the main process, which writes the result."""
+        rank = os.environ["RANK"]
+        text = f"rank {rank}: {self.record.reason}"
+        print(text, file=sys.stderr)
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
+            (self.folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
+
+    def _word_of_another_rank(self) -> str | None:
+        """Why another rank ended, if one did: its launcher then terminates all others."""
+        for path in sorted(self.folder.glob("rank-*.txt")):
+            return path.read_text(encoding="utf-8")
+        return None
+
+    def _write_timeline(self) -> None:
+        """The memory of one training step over time, of the main process."""
+        if self.accelerator and self.memory.timeline:
+            lines = [f"{ms:.3f},{held / MIB:.3f}" for ms, held in self.memory.timeline]
+            text = "\n".join(["ms,allocated_mib", *lines]) + "\n"
+            (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
 
     def _largest_memory(self) -> dict[str, float | None]:
         """Each figure of the rank where it is largest."""

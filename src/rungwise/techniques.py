@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import GradientAccumulationPlugin
+from accelerate.utils import GradientAccumulationPlugin, TorchDynamoPlugin
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from . import cpu_matmul
+from . import USER_COMPILE_CACHE, cpu_matmul
 from .environment import native_precision
 from .settings import Settings
 
@@ -32,7 +32,7 @@ def build_accelerator(settings: Settings) -> Accelerator:
     On the CPU Accelerate accepts fp16 and then trains in fp32 without a scaler; PyTorch has both since 2.3, so they
     are switched on here.
     """
-    device = torch.accelerator.current_accelerator()
+    device = torch.accelerator.current_accelerator(check_available=True)
     use_cpu = settings.use_cpu or device is None or device.type not in MEASURED_ACCELERATORS
     if use_cpu:
         _use_all_cores()
@@ -46,6 +46,8 @@ def build_accelerator(settings: Settings) -> Accelerator:
             # The loop fetches a window's batches ahead, so the loader ends before the window's last micro-batch.
             sync_with_dataloader=False,
         ),
+        # Compiling is `apply_compile`'s; whatever the launcher was told would compile a second time.
+        dynamo_plugin=TorchDynamoPlugin(backend="no"),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     if settings.mixed_precision == "fp16" and accelerator.scaler is None:
@@ -57,9 +59,11 @@ def build_accelerator(settings: Settings) -> Accelerator:
 def _use_all_cores() -> None:
     """Shares the cores among this machine's processes.
 
-    `accelerate launch` and `torchrun` set OMP_NUM_THREADS=1 where the user set nothing; more than 1 is the user's.
+    `accelerate launch` and `torchrun` set OMP_NUM_THREADS=1 where the user set nothing. Without a launcher the choice
+    is the user's, or PyTorch's own.
     """
-    if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+    launched = "ACCELERATE_MIXED_PRECISION" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+    if launched and os.environ.get("OMP_NUM_THREADS") == "1":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
@@ -85,7 +89,7 @@ def apply_checkpointing(model: PreTrainedModel, settings: Settings, device: torc
     if unknown:
         raise UnavailableTechnique(
             f"this Transformers release does not know {', '.join(unknown)} in --gradient_checkpointing_kwargs; "
-            "install transformers 5.24 or newer, or leave it out"
+            "install a newer one, or leave it out"
         )
     enable(options, **own)
 
@@ -147,7 +151,7 @@ def apply_compile(model: PreTrainedModel, settings: Settings) -> CompileRecord |
             "use --torch_compile_scope model"
         )
     # A compile time only means something with an empty cache; one that the user named is the user's to answer for.
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    if USER_COMPILE_CACHE is None:
         record.cache = tempfile.TemporaryDirectory(prefix="rungwise-inductor-")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = record.cache.name
     backend = record.backend(settings.torch_compile_mode)

@@ -50,32 +50,38 @@ class AccelerateTracker(Tracker):
         return [self._hint]
 
 
+def _wandb_mode() -> tuple[str, str]:
+    """W&B's mode, and in words why it is not online: the user's own choice, else online if there is a key."""
+    import wandb
+
+    if os.environ.get("WANDB_MODE"):
+        return os.environ["WANDB_MODE"], ""
+    try:
+        if wandb.login(prompt=False, verify=False):
+            return "online", ""
+    except wandb.errors.Error as error:
+        return "offline", f" (the key is not usable: {str(error).splitlines()[0]})"
+    return "offline", " (no key; `wandb login` stores one)"
+
+
 class WandbTracker(Tracker):
     """A W&B run: online with a key, offline without one, never a prompt."""
 
-    def __init__(self, settings: Settings, config: dict[str, Any]):
+    def __init__(self, project: str, folder: Path, config: dict[str, Any], **options: Any):
         import wandb
 
-        folder = Path(settings.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        options = {
-            "name": settings.run_name,
-            "group": settings.group,
-            "job_type": "train",
-            "config": config,
-            "dir": str(folder),
-            "settings": wandb.Settings(silent=True, init_timeout=30),
-        }
-        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False, verify=False) else "offline")
-        self._why = "" if mode != "offline" or os.environ.get("WANDB_MODE") else " (no key; `wandb login` stores one)"
-        self._tracker = WandBTracker(settings.project, mode=mode, **options)
+        options |= {"config": config, "dir": str(folder)}
+        options["settings"] = wandb.Settings(silent=True, init_timeout=30)
+        mode, self._why = _wandb_mode()
+        self._tracker = WandBTracker(project, mode=mode, **options)
         try:
             self._tracker.start()
         except wandb.errors.Error as error:
             if mode == "offline":
                 raise
             self._why = f" (online failed: {str(error).splitlines()[0]})"
-            self._tracker = WandBTracker(settings.project, mode="offline", **options)
+            self._tracker = WandBTracker(project, mode="offline", **options)
             self._tracker.start()
         self._run = self._tracker.tracker
         # Losses of rungs are compared at equal tokens; everything else stands over optimizer steps.
@@ -97,6 +103,16 @@ class WandbTracker(Tracker):
         folder = os.path.relpath(self._run.settings.sync_dir)
         return [f"offline{self._why}; look: wandb leet {folder}", f"send it later: wandb sync {folder}"]
 
+    def log_report(self, rows: list[dict[str, Any]], checks: dict[str, str], pictures: list[Path]) -> None:
+        """A ladder's table, checks and pictures."""
+        import wandb
+
+        columns = list(rows[0])
+        table = wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
+        images = {f"report/{picture.stem}": wandb.Image(str(picture)) for picture in pictures}
+        self._run.log({"report/table": table, **images})
+        self._run.summary.update(checks)
+
 
 def problems(settings: Settings) -> list[str]:
     """A tracker that is asked for and not installed."""
@@ -109,7 +125,8 @@ def problems(settings: Settings) -> list[str]:
 def build_tracker(settings: Settings, config: dict[str, Any]) -> Tracker:
     """The tracker asked for. Call it in one process only, so that one training run is one tracked run."""
     if settings.report_to == "wandb":
-        return WandbTracker(settings, config)
+        names = {"name": settings.run_name, "group": settings.group, "job_type": "train"}
+        return WandbTracker(settings.project, Path(settings.output_dir), config, **names)
     if settings.report_to == "trackio":
         hint = f"look: trackio show --project {settings.project}"
         tracker = TrackioTracker(settings.project, name=settings.run_name, group=settings.group)

@@ -1,0 +1,159 @@
+"""Result files of several runs to rungs that can be compared: medians over rounds, pairs that differ in one thing."""
+
+import csv
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .result import read_result
+
+OWNERS = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
+# Settings that name a run and its place, or follow from others: two rungs that differ in them alone are the same.
+NAMING = ("config", "run_name", "output_dir", "group", "project", "report_to", "micro_batch_size", "save_model")
+# A rung's status is its worst round's.
+WORST_FIRST = ("failed", "diverged", "out_of_memory", "skipped", "ok")
+
+
+@dataclass
+class Spread:
+    """A figure with the range that it moved in."""
+
+    median: float
+    low: float
+    high: float
+
+    def differs(self, other: "Spread") -> bool:
+        """Whether the two ranges lie apart. Only then one is called larger than the other."""
+        return self.low > other.high or self.high < other.low
+
+
+@dataclass
+class Rung:
+    """One rung with the results of its rounds, at least one."""
+
+    name: str
+    rounds: list[dict[str, Any]]
+    timeline: list[tuple[float, float]]
+
+    @cached_property
+    def worst(self) -> dict[str, Any]:
+        """The round that decides the rung's status."""
+        return min(self.rounds, key=lambda result: WORST_FIRST.index(result["status"]))
+
+    @property
+    def status(self) -> str:
+        return self.worst["status"]
+
+    @property
+    def reason(self) -> str | None:
+        return self.worst["reason"]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.rounds[0]["settings"]
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def memory(self, name: str) -> float | None:
+        """A memory figure in MiB, the largest of all rounds. Owners are those of that round, so that they add up."""
+        known = [result["memory"] for result in self.rounds if result["memory"].get("peak_allocated_mib") is not None]
+        return max(known, key=lambda memory: memory["peak_allocated_mib"]).get(name) if known else None
+
+    @property
+    def peak(self) -> float | None:
+        """Peak memory in MiB, of a rung that ran to its end."""
+        return self.memory("peak_allocated_mib") if self.ok else None
+
+    @property
+    def step_ms(self) -> Spread | None:
+        """Wall time of an optimizer step: over the rounds' medians, or within the one round its p10 and p90."""
+        timed = [r["throughput"] for r in self.rounds if r["throughput"].get("step_ms_median")] if self.ok else []
+        if not timed:
+            return None
+        if len(timed) == 1:
+            return Spread(*(timed[0][f"step_ms_{name}"] for name in ("median", "p10", "p90")))
+        medians = [speed["step_ms_median"] for speed in timed]
+        return Spread(statistics.median(medians), min(medians), max(medians))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        rates = [r["throughput"]["tokens_per_second"] for r in self.rounds if r["throughput"].get("tokens_per_second")]
+        return statistics.median(rates) if rates and self.ok else None
+
+    @property
+    def compile_seconds(self) -> float | None:
+        seconds = [r["compile"]["seconds"] for r in self.rounds if r["compile"].get("seconds") is not None]
+        return statistics.median(seconds) if seconds else None
+
+    @property
+    def losses(self) -> list[float | None]:
+        """The loss of each step. Rounds repeat the same numbers; the first is taken."""
+        return self.rounds[0]["loss"].get("trajectory", [])
+
+    @property
+    def last_loss(self) -> float | None:
+        return self.losses[-1] if self.losses and self.ok else None
+
+
+def load(folder: Path) -> list[Rung]:
+    """The rungs in a ladder's folder, in the order in which they were run first.
+
+    Reads `<rung>/round-N/result.json`, and beside them the memory of one step over time.
+    """
+    found: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    for path in sorted(folder.glob("*/round-*/result.json"), key=lambda p: int(p.parent.name.split("-")[1])):
+        result = read_result(path.parent)
+        if result is not None:
+            found.setdefault(path.parent.parent.name, []).append((path.parent, result))
+    rungs = [Rung(name, [result for _, result in runs], _timeline(runs[0][0])) for name, runs in found.items()]
+    order = _order(folder, rungs)
+    return sorted(rungs, key=lambda rung: order.index(rung.name))
+
+
+def _order(folder: Path, rungs: list[Rung]) -> list[str]:
+    """As in the ladder's own list, where it lies there; else by date."""
+    listed = _listed(folder / "ladder.json")
+    dated = sorted(rungs, key=lambda rung: rung.rounds[0]["environment"].get("date", "9999"))
+    return [*listed, *(rung.name for rung in dated if rung.name not in listed)]
+
+
+def _listed(path: Path) -> list[str]:
+    """The names of the rungs in `ladder.json`, or none."""
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))["rungs"])
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def _timeline(folder: Path) -> list[tuple[float, float]]:
+    try:
+        with (folder / "memory_timeline.csv").open(encoding="utf-8", newline="") as file:
+            return [(float(row["ms"]), float(row["allocated_mib"])) for row in csv.DictReader(file)]
+    except OSError:
+        return []
+
+
+def reference(rungs: list[Rung]) -> Rung | None:
+    """The rung whose loss the others are compared with: the first in fp32 that ran to its end."""
+    return next((rung for rung in rungs if rung.ok and rung.settings["mixed_precision"] == "no"), None)
+
+
+def pairs(rungs: list[Rung], setting: str, accept: Callable[[Any, Any], bool]) -> Iterator[tuple[Rung, Rung]]:
+    """Pairs of rungs that differ in one setting alone, whose two values `accept(before, after)` takes."""
+    for before in rungs:
+        for after in rungs:
+            if before is not after and before.settings and after.settings:
+                differing = {
+                    name
+                    for name in before.settings.keys() | after.settings.keys()
+                    if name not in NAMING and before.settings.get(name) != after.settings.get(name)
+                }
+                values = before.settings.get(setting), after.settings.get(setting)
+                if differing == {setting} and accept(*values):
+                    yield before, after

@@ -1,0 +1,196 @@
+"""The pictures of a report, sized for a README. Colour-blind readers tell their colours (Okabe and Ito's) apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+from .compare import OWNERS, Rung, pairs
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+DASHES = ("-", "--", "-.", ":")
+STYLE = {
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.dpi": 150,
+}
+WIDTH = 10.0
+
+
+def draw(rungs: list[Rung], folder: Path) -> list[Path]:
+    """Draws every picture that these rungs have the figures for. Returns the files."""
+    pictures: dict[str, Callable[[list[Rung]], Figure | None]] = {
+        "ladder.png": memory_and_speed,
+        "loss.png": losses,
+        "accumulation.png": accumulation,
+        "memory_timeline.png": timelines,
+    }
+    drawn = []
+    with plt.rc_context(STYLE):
+        for name, picture in pictures.items():
+            figure = picture(rungs)
+            path = folder / name
+            if figure is None:
+                path.unlink(missing_ok=True)
+                continue
+            figure.savefig(path)
+            plt.close(figure)
+            drawn.append(path)
+    return drawn
+
+
+def memory_and_speed(rungs: list[Rung]) -> Figure | None:
+    """Peak memory by owner beside step time with its spread: one pair of bars a rung, the first rung on top."""
+    if not any(rung.ok for rung in rungs):
+        return None
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(WIDTH, 1.9 + 0.5 * len(rungs)), sharey=True, layout="constrained", width_ratios=(3, 2)
+    )
+    for y, rung in enumerate(rungs):
+        if rung.peak is None:
+            left.text(0, y, f" {rung.status.replace('_', ' ')}", va="center", style="italic")
+            continue
+        start = 0.0
+        for owner, colour in zip(OWNERS, COLOURS, strict=False):
+            size = rung.memory(f"{owner}_mib")
+            left.barh(
+                y,
+                size,
+                left=start,
+                color=colour,
+                height=0.7,
+                label=owner.replace("_", " ") if y == _first(rungs) else None,
+            )
+            start += size
+        left.text(start, y, f" {rung.peak:,.0f}", va="center")
+        if rung.step_ms is not None:
+            time = rung.step_ms
+            error = [[max(0, time.median - time.low)], [max(0, time.high - time.median)]]
+            right.barh(y, time.median, color="#999999", height=0.7, xerr=error, ecolor="black", capsize=3)
+            right.text(time.high, y, f" {time.median:,.0f}", va="center")
+        else:
+            right.text(0, y, " not claimed", va="center", style="italic")
+    left.set_yticks(range(len(rungs)), [rung.name for rung in rungs])
+    left.invert_yaxis()
+    left.set_xlabel("peak allocated memory (MiB)")
+    right.set_xlabel(f"time of an optimizer step (ms), bars: {_spread_words(rungs)}")
+    for axes in (left, right):
+        axes.grid(axis="x")
+        axes.margins(x=0.16)
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.tick_params(axis="y", length=0)
+    figure.legend(loc="outside upper left", ncols=len(OWNERS), columnspacing=1.2, handlelength=1.2)
+    return figure
+
+
+def losses(rungs: list[Rung]) -> Figure | None:
+    """The loss of every rung over optimizer steps; rungs that agree lie on one another, so dashes differ, too."""
+    shown = [rung for rung in rungs if any(loss is not None for loss in rung.losses)]
+    if not shown:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.5), layout="constrained")
+    for n, rung in enumerate(shown):
+        points = [(step, loss) for step, loss in enumerate(rung.losses, 1) if loss is not None]
+        axes.plot(*zip(*points, strict=True), label=rung.name, **_line(n))
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("training loss (nats a token)")
+    axes.grid()
+    axes.legend()
+    return figure
+
+
+def accumulation(rungs: list[Rung]) -> Figure | None:
+    """Peak memory and step time against accumulation steps, of the most rungs that differ in them alone."""
+    family = accumulation_family(rungs)
+    if len(family) < 2:
+        return None
+    steps = [rung.settings["gradient_accumulation_steps"] for rung in family]
+    figure, memory_axes = plt.subplots(figsize=(WIDTH, 4.5), layout="constrained")
+    memory_axes.plot(steps, [rung.peak for rung in family], marker="o", color=COLOURS[0], linewidth=2)
+    memory_axes.set_ylabel("peak allocated memory (MiB)", color=COLOURS[0])
+    memory_axes.set_xlabel(f"accumulation steps (global batch {family[0].settings['global_batch_size']} rows)")
+    memory_axes.set_xscale("log", base=2)
+    memory_axes.set_xticks(steps, [str(step) for step in steps])
+    memory_axes.minorticks_off()
+    memory_axes.set_ylim(bottom=0)
+    memory_axes.grid(axis="x")
+    time_axes = memory_axes.twinx()
+    time_axes.spines["right"].set_visible(True)
+    timed = [(step, rung.step_ms) for step, rung in zip(steps, family, strict=True) if rung.step_ms]
+    if timed:
+        low = [max(0, time.median - time.low) for _, time in timed]
+        high = [max(0, time.high - time.median) for _, time in timed]
+        time_axes.errorbar(
+            [step for step, _ in timed],
+            [time.median for _, time in timed],
+            yerr=[low, high],
+            marker="s",
+            linestyle="--",
+            color=COLOURS[5],
+            capsize=3,
+            linewidth=2,
+        )
+    time_axes.set_ylim(bottom=0)
+    time_axes.set_ylabel(f"time of an optimizer step (ms), bars: {_spread_words(rungs)}", color=COLOURS[5])
+    return figure
+
+
+def accumulation_family(rungs: list[Rung]) -> list[Rung]:
+    """The largest set of finished rungs that differ in accumulation alone, by rising accumulation."""
+    families: dict[str, dict[str, Rung]] = {}
+    for before, after in pairs(rungs, "gradient_accumulation_steps", lambda *_: True):
+        if before.peak is not None and after.peak is not None:
+            families.setdefault(before.name, {before.name: before})[after.name] = after
+    largest = max(families.values(), key=len, default={})
+    return sorted(largest.values(), key=lambda rung: rung.settings["gradient_accumulation_steps"])
+
+
+def timelines(rungs: list[Rung]) -> Figure | None:
+    """Memory over one training step: the forward's ramp, the backward's fall, the flat line under checkpointing.
+
+    Each step is stretched to the same length, since the meter slows some more than others.
+    """
+    shown = [rung for rung in rungs if len(rung.timeline) > 1 and rung.ok]
+    if not shown:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.5), layout="constrained")
+    for n, rung in enumerate(shown):
+        end = rung.timeline[-1][0]
+        axes.plot(
+            [100 * ms / end for ms, _ in rung.timeline], [mib for _, mib in rung.timeline], label=rung.name, **_line(n)
+        )
+    axes.set_xlabel("part of one optimizer step (%)")
+    axes.set_ylabel("allocated memory (MiB)")
+    axes.set_xlim(0, 100)
+    axes.set_ylim(bottom=0)
+    axes.grid()
+    axes.legend(loc="upper right")
+    return figure
+
+
+def _line(number: int) -> dict[str, object]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[number % len(DASHES)],
+        "linewidth": 1.8,
+    }
+
+
+def _first(rungs: list[Rung]) -> int:
+    return next(y for y, rung in enumerate(rungs) if rung.peak is not None)
+
+
+def _spread_words(rungs: list[Rung]) -> str:
+    return "fastest to slowest round" if any(len(rung.rounds) > 1 for rung in rungs) else "p10 to p90"

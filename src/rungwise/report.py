@@ -1,0 +1,289 @@
+"""Result files to a table, checks and pictures: `report.md`, `report.json`, `ladder.csv` and PNGs."""
+
+import csv
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .checks import Check, run_checks
+from .compare import NAMING, OWNERS, Rung, Spread, load, reference
+from .pictures import draw
+from .problems import SettingsError
+
+COLUMNS = {
+    "rung": "rung",
+    "status": "status",
+    "peak_mib": "peak MiB",
+    "peak_vs_first": "vs first",
+    "peak_vs_before": "vs before",
+    "parameters_mib": "parameters",
+    "gradients_mib": "gradients",
+    "optimizer_state_mib": "optimizer state",
+    "activations_mib": "activations",
+    "step_ms": "step ms",
+    "step_ms_low": "low",
+    "step_ms_high": "high",
+    "tokens_per_second": "tokens/s",
+    "speed_vs_first": "vs first",
+    "compile_seconds": "compile s",
+    "last_loss": "last loss",
+    "loss_vs_fp32": "vs fp32",
+    "reason": "reason",
+}
+PICTURES = {
+    "ladder.png": "Peak memory by owner, and step time",
+    "loss.png": "Loss",
+    "accumulation.png": "What accumulation saves and costs",
+    "memory_timeline.png": "Memory over one training step",
+}
+
+
+@dataclass
+class Report:
+    """A ladder's results, compared."""
+
+    rungs: list[Rung]
+    rows: list[dict[str, Any]]
+    checks: list[Check]
+    pictures: list[Path]
+
+    @property
+    def failed(self) -> list[str]:
+        """The rungs and checks that failed, in words."""
+        rungs = [f"{rung.name}: {rung.status}" for rung in self.rungs if rung.status not in ("ok", "skipped")]
+        return rungs + [
+            f"{check.claim} ({', '.join(check.rungs)})" for check in self.checks if check.verdict == "FAIL"
+        ]
+
+
+def write_report(folder: Path) -> Report:
+    """Compares the result files in a ladder's folder and writes the report beside them.
+
+    Raises:
+        SettingsError: the folder holds no results.
+    """
+    rungs = load(folder)
+    if not rungs:
+        raise SettingsError([f"{folder} holds no <rung>/round-N/result.json; give the folder of a ladder"])
+    report = Report(rungs, table(rungs), run_checks(rungs), draw(rungs, folder))
+    (folder / "report.md").write_text(markdown(report, folder.name), encoding="utf-8")
+    content = {
+        "schema": 1,
+        "conditions": conditions(rungs),
+        "rows": report.rows,
+        "checks": [asdict(check) for check in report.checks],
+    }
+    (folder / "report.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with (folder / "ladder.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(report.rows)
+    return report
+
+
+def table(rungs: list[Rung]) -> list[dict[str, Any]]:
+    """One row a rung, keyed as in COLUMNS; None for what was not measured. Changes are shares: -0.36 is 36% less.
+
+    Speed has a change only where the spreads of the two rungs lie apart.
+    """
+    first, fp32 = rungs[0], reference(rungs)
+    rows = []
+    for rung, before in zip(rungs, [None, *rungs], strict=False):
+        step = rung.step_ms
+        rows.append(
+            {
+                "rung": rung.name,
+                "status": rung.status,
+                "peak_mib": rung.peak,
+                "peak_vs_first": _change(first.peak, rung.peak) if rung is not first else None,
+                "peak_vs_before": _change(before.peak, rung.peak) if before else None,
+                **{
+                    f"{owner}_mib": rung.memory(f"{owner}_mib") if rung.ok else None
+                    for owner in OWNERS
+                    if owner != "buffers"
+                },
+                "step_ms": step.median if step else None,
+                "step_ms_low": step.low if step else None,
+                "step_ms_high": step.high if step else None,
+                "tokens_per_second": rung.tokens_per_second,
+                "speed_vs_first": _change(first.tokens_per_second, rung.tokens_per_second)
+                if rung is not first and _apart(first.step_ms, step)
+                else None,
+                "compile_seconds": rung.compile_seconds,
+                "last_loss": rung.last_loss,
+                "loss_vs_fp32": rung.last_loss - fp32.last_loss
+                if fp32 and rung is not fp32 and rung.last_loss is not None and len(rung.losses) == len(fp32.losses)
+                else None,
+                "reason": rung.reason,
+            }
+        )
+    return rows
+
+
+def conditions(rungs: list[Rung]) -> dict[str, Any]:
+    """What all rungs share: hardware, versions, date, settings. What differs between them is listed as such."""
+    known = [rung for rung in rungs if rung.rounds[0]["environment"]]
+    if not known:
+        return {"environment": {}, "settings": {}, "differs": []}
+    settings = [rung.settings for rung in known]
+    names = [name for name in settings[0] if name not in NAMING]
+    shared = {name: settings[0][name] for name in names if all(s.get(name) == settings[0][name] for s in settings)}
+    return {
+        "environment": known[0].rounds[0]["environment"],
+        "settings": {name: value for name, value in shared.items() if value is not None},
+        "differs": [name for name in names if name not in shared],
+        "rounds": max(len(rung.rounds) for rung in rungs),
+    }
+
+
+def markdown(report: Report, title: str) -> str:
+    """The report as a page."""
+    about = conditions(report.rungs)
+    environment = about["environment"]
+    lines = [f"# Ladder: {title}", ""]
+    if environment:
+        versions = ", ".join(
+            f"{name} {environment.get(name)}" for name in ("python", "torch", "transformers", "accelerate")
+        )
+        lines += [
+            f"{environment['device_name']} ({environment['device']}, {environment['threads']} threads, "
+            f"products in hardware: {', '.join(environment['native_precision'])}); {versions}; "
+            f"{environment['date'][:10]}; {about['rounds']} round{'s' * (about['rounds'] > 1)}.",
+            "",
+            f"Studied: {', '.join(about['differs']) or 'nothing'}. Fixed: "
+            + ", ".join(f"{name} {value}" for name, value in about["settings"].items())
+            + ".",
+            "",
+        ]
+    lines += [*markdown_table(report), "", _notes(report), ""]
+    lines += ["## Checks", "", "| check | rungs | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
+    for check in report.checks:
+        cells = (check.claim, " → ".join(check.rungs), f"**{check.verdict}**", check.measured, check.bound)
+        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
+    for picture in report.pictures:
+        lines += ["", f"## {PICTURES[picture.name]}", "", f"![{PICTURES[picture.name]}]({picture.name})"]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_table(report: Report) -> list[str]:
+    """The table of the report, its figures rounded for reading."""
+    heads = [
+        "rung",
+        "status",
+        "peak MiB",
+        "vs first",
+        "vs before",
+        "params / grads / optimizer / activations",
+        "step ms (spread)",
+        "tokens/s",
+        "vs first",
+        "compile s",
+        "last loss",
+        "vs fp32",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- " + "| ---: " * (len(heads) - 2) + "|"]
+    for row in report.rows:
+        status = row["status"] if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
+        owners = " / ".join(_number(row[f"{owner}_mib"], 1) for owner in OWNERS if owner != "buffers")
+        cells = [
+            row["rung"],
+            status,
+            _number(row["peak_mib"], 1),
+            _share(row["peak_vs_first"]),
+            _share(row["peak_vs_before"]),
+            owners if row["peak_mib"] is not None else "",
+            _step(row),
+            _number(row["tokens_per_second"]),
+            _speed_change(row, report.rows[0]),
+            _number(row["compile_seconds"], 1),
+            _number(row["last_loss"], 4),
+            _signed(row["loss_vs_fp32"]),
+        ]
+        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
+    return lines
+
+
+def terminal_table(report: Report) -> str:
+    """The same table, short, and the checks that did not pass."""
+    heads = ("rung", "status", "peak MiB", "", "step ms", "tokens/s", "", "loss")
+    body = [
+        (
+            row["rung"],
+            row["status"],
+            _number(row["peak_mib"], 1),
+            _share(row["peak_vs_first"]),
+            _number(row["step_ms"]),
+            _number(row["tokens_per_second"]),
+            _speed_change(row, report.rows[0]),
+            _number(row["last_loss"], 4),
+        )
+        for row in report.rows
+    ]
+    widths = [max(len(line[n]) for line in (heads, *body)) for n in range(len(heads))]
+    lines = []
+    for line in (heads, *body):
+        cells = [
+            text.ljust(width) if n < 2 else text.rjust(width)
+            for n, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    for row in report.rows:
+        if row["status"] != "ok":
+            lines.append(f"{row['rung']}: {row['reason']}")
+    counts = {
+        verdict: sum(check.verdict == verdict for check in report.checks) for verdict in ("PASS", "FAIL", "SKIP")
+    }
+    lines += ["", "checks: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
+    for check in report.checks:
+        if check.verdict == "FAIL":
+            lines.append(f"FAIL {check.claim} ({' → '.join(check.rungs)}): {check.measured}; bound: {check.bound}")
+    return "\n".join(lines)
+
+
+def _notes(report: Report) -> str:
+    several = any(len(rung.rounds) > 1 for rung in report.rungs)
+    spread = (
+        "the fastest and the slowest round's median" if several else "the 10th and the 90th percentile of the steps"
+    )
+    return (
+        "Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. "
+        f"The spread of a step is {spread}. ≈ marks speeds whose spreads overlap: no difference is claimed. "
+        "Losses are compared at the last step."
+    )
+
+
+def _change(before: float | None, after: float | None) -> float | None:
+    return after / before - 1 if before and after is not None else None
+
+
+def _apart(a: Spread | None, b: Spread | None) -> bool:
+    return a is not None and b is not None and a.differs(b)
+
+
+def _speed_change(row: dict[str, Any], first: dict[str, Any]) -> str:
+    if row is first or row["tokens_per_second"] is None or first["tokens_per_second"] is None:
+        return ""
+    return "≈" if row["speed_vs_first"] is None else _share(row["speed_vs_first"])
+
+
+def _step(row: dict[str, Any]) -> str:
+    if row["step_ms"] is None:
+        return ""
+    return f"{row['step_ms']:,.0f} ({row['step_ms_low']:,.0f}–{row['step_ms_high']:,.0f})"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1%}"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.4f}"
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
