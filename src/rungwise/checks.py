@@ -85,7 +85,10 @@ def _follows(before: Rung, after: Rung) -> tuple[str, str, str]:
     first, average = distances(before, after)
     step_1 = max(STEP_1[rung.settings["mixed_precision"]] for rung in (before, after))
     bound = f"step 1 within {step_1:.1e}, on average within {ALL_STEPS:.0%}"
-    text = f"losses differ by {first:.1e} at step 1, by {average:.2%} on average over {len(before.losses)} steps"
+    updates = min(len(before.updates), len(after.updates))
+    text = f"losses differ by {first:.1e} at step 1, by {average:.2%} on average over {updates} updates"
+    skipped = before.skipped_steps + after.skipped_steps
+    text += f" ({skipped} steps skipped)" if skipped else ""
     return _verdict(first <= step_1 and average <= ALL_STEPS), text, bound
 
 
@@ -123,8 +126,11 @@ def _active(rung: Rung) -> Check:
 
 
 def distances(a: Rung, b: Rung) -> tuple[float, float]:
-    """How far two loss trajectories lie apart, relative to `a`: at step 1, and on average."""
-    each = [abs(y - x) / abs(x) for x, y in zip(a.losses, b.losses, strict=False) if x is not None and y is not None]
+    """How far two loss trajectories lie apart, relative to `a`: at step 1, and on average.
+
+    Compared after equal numbers of updates: a step that fp16 skipped taught nothing.
+    """
+    each = [abs(y - x) / abs(x) for x, y in zip(a.updates, b.updates, strict=False) if x is not None and y is not None]
     return (each[0], statistics.fmean(each)) if each else (float("inf"), float("inf"))
 
 

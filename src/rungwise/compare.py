@@ -97,6 +97,16 @@ class Rung:
         return self.rounds[0]["loss"].get("trajectory", [])
 
     @property
+    def updates(self) -> list[float | None]:
+        """The losses of the steps that changed the weights: all but those that fp16 skipped."""
+        return self.rounds[0]["loss"].get("updates", [])
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that fp16 skipped."""
+        return self.rounds[0]["amp"].get("skipped_steps", 0)
+
+    @property
     def last_loss(self) -> float | None:
         return self.losses[-1] if self.losses and self.ok else None
 

@@ -131,7 +131,7 @@ class MemoryMeter:
 def _allocations() -> Iterator[list[tuple[int, int]]]:
     """The CPU allocator's events while the context is open: (time in ns, bytes taken, or given back as a negative)."""
     changes: list[tuple[int, int]] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield changes
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     changes += sorted((e.start_ns(), e.nbytes()) for e in events if e.device_type().name == "CPU")

@@ -84,7 +84,7 @@ def memory_and_speed(rungs: list[Rung]) -> Figure | None:
     left.set_yticks(range(len(rungs)), [rung.name for rung in rungs])
     left.invert_yaxis()
     left.set_xlabel("peak allocated memory (MiB)")
-    right.set_xlabel(f"time of an optimizer step (ms), bars: {_spread_words(rungs)}")
+    right.set_xlabel(f"step time (ms), bars: {_spread_words(rungs)}")
     for axes in (left, right):
         axes.grid(axis="x")
         axes.margins(x=0.16)
@@ -143,7 +143,7 @@ def accumulation(rungs: list[Rung]) -> Figure | None:
             linewidth=2,
         )
     time_axes.set_ylim(bottom=0)
-    time_axes.set_ylabel(f"time of an optimizer step (ms), bars: {_spread_words(rungs)}", color=COLOURS[5])
+    time_axes.set_ylabel(f"step time (ms), bars: {_spread_words(rungs)}", color=COLOURS[5])
     return figure
 
 

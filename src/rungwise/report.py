@@ -29,6 +29,7 @@ COLUMNS = {
     "compile_seconds": "compile s",
     "last_loss": "last loss",
     "loss_vs_fp32": "vs fp32",
+    "skipped_steps": "skipped steps",
     "reason": "reason",
 }
 PICTURES = {
@@ -115,6 +116,7 @@ def table(rungs: list[Rung]) -> list[dict[str, Any]]:
                 "loss_vs_fp32": rung.last_loss - fp32.last_loss
                 if fp32 and rung is not fp32 and rung.last_loss is not None and len(rung.losses) == len(fp32.losses)
                 else None,
+                "skipped_steps": rung.skipped_steps,
                 "reason": rung.reason,
             }
         )
@@ -184,7 +186,8 @@ def markdown_table(report: Report) -> list[str]:
     ]
     lines = [f"| {' | '.join(heads)} |", "| --- | --- " + "| ---: " * (len(heads) - 2) + "|"]
     for row in report.rows:
-        status = row["status"] if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
+        status = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
+        status += f" ({row['skipped_steps']} steps skipped)" if row["skipped_steps"] else ""
         owners = " / ".join(_number(row[f"{owner}_mib"], 1) for owner in OWNERS if owner != "buffers")
         cells = [
             row["rung"],

@@ -78,6 +78,10 @@ class Record:
             return {}
         return {"loss_scale": self.steps[-1].loss_scale, "skipped_steps": sum(s.skipped for s in self.steps)}
 
+    def _updates(self) -> list[float]:
+        """The losses of the steps that changed the weights: all but those that fp16 skipped."""
+        return [step.loss for step in self.steps if not step.skipped]
+
     def as_dict(self) -> dict[str, Any]:
         """The run as it stands in `result.json`."""
         losses = [step.loss for step in self.steps]
@@ -91,7 +95,9 @@ class Record:
                 "origins": self.settings.origins,
                 "environment": self.environment,
                 "evidence": self.evidence,
-                "loss": {"first": losses[0], "last": losses[-1], "trajectory": losses} if losses else {},
+                "loss": {"first": losses[0], "last": losses[-1], "trajectory": losses, "updates": self._updates()}
+                if losses
+                else {},
                 "throughput": self._throughput(),
                 "memory": self.memory,
                 "compile": self._compile(),

@@ -72,7 +72,7 @@ class WandbTracker(Tracker):
 
         folder.mkdir(parents=True, exist_ok=True)
         options |= {"config": config, "dir": str(folder)}
-        options["settings"] = wandb.Settings(silent=True, init_timeout=30)
+        options["settings"] = wandb.Settings(silent=True, init_timeout=30, disable_job_creation=True)
         mode, self._why = _wandb_mode()
         self._tracker = WandBTracker(project, mode=mode, **options)
         try:

@@ -1,0 +1,104 @@
+"""Result files made by hand, for what compares them."""
+
+import copy
+from typing import Any
+
+from rungwise.compare import Rung
+
+BASE = {
+    "schema": 1,
+    "name": "base",
+    "status": "ok",
+    "reason": None,
+    "settings": {
+        "config": "a.yaml",
+        "run_name": "base",
+        "output_dir": "somewhere",
+        "mixed_precision": "no",
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False,
+        "torch_compile": False,
+        "global_batch_size": 16,
+        "micro_batch_size": 16,
+        "num_processes": 1,
+        "report_to": "none",
+        "seed": 0,
+    },
+    "origins": {},
+    "environment": {
+        "python": "3.11",
+        "torch": "2.13",
+        "transformers": "5",
+        "accelerate": "1",
+        "device": "cpu",
+        "device_name": "a CPU",
+        "threads": 2,
+        "native_precision": ["fp32"],
+        "date": "2026-01-01T00:00:00+00:00",
+    },
+    "evidence": {
+        "compute_dtype": "float32",
+        "gradient_scaler": False,
+        "recomputed_blocks": 0,
+        "compiled_graphs": 0,
+        "processes": 1,
+    },
+    "loss": {"first": 4.0, "last": 2.0, "trajectory": [4.0, 3.0, 2.0], "updates": [4.0, 3.0, 2.0]},
+    "throughput": {
+        "tokens_per_second": 1000.0,
+        "step_ms_median": 100.0,
+        "step_ms_p10": 95.0,
+        "step_ms_p90": 110.0,
+        "timed_steps": 10,
+        "tokens": 100,
+        "all_steps_seconds": 1.3,
+    },
+    "memory": {
+        "peak_allocated_mib": 1000.0,
+        "parameters_mib": 100.0,
+        "gradients_mib": 100.0,
+        "optimizer_state_mib": 200.0,
+        "buffers_mib": 0.0,
+        "activations_mib": 600.0,
+        "peak_rss_mib": 2000.0,
+    },
+    "compile": {},
+    "amp": {},
+}
+EVIDENCE = {
+    "mixed_precision": {
+        "bf16": {"compute_dtype": "bfloat16"},
+        "fp16": {"compute_dtype": "float16", "gradient_scaler": True},
+    },
+    "gradient_checkpointing": {True: {"recomputed_blocks": 12}},
+    "torch_compile": {True: {"compiled_graphs": 1}},
+}
+
+
+def result(
+    peak: float = 1000.0,
+    step_ms: float = 100.0,
+    losses: list[float] | None = None,
+    status: str = "ok",
+    reason: str | None = None,
+    spread: float = 5.0,
+    **settings: Any,
+) -> dict[str, Any]:
+    """A result with these figures and settings, and the evidence that belongs to them."""
+    made = copy.deepcopy(BASE)
+    made["settings"] |= settings
+    made["status"], made["reason"] = status, reason
+    made["memory"]["peak_allocated_mib"] = peak
+    made["memory"]["activations_mib"] = peak - 400
+    speed = {"step_ms_median": step_ms, "step_ms_p10": step_ms - spread, "step_ms_p90": step_ms + spread}
+    made["throughput"] |= {**speed, "tokens_per_second": 1e5 / step_ms}
+    if losses:
+        made["loss"] = {"first": losses[0], "last": losses[-1], "trajectory": losses, "updates": losses}
+    for name, seen in EVIDENCE.items():
+        made["evidence"] |= seen.get(settings.get(name), {})
+    return made
+
+
+def rung(name: str, *rounds: dict[str, Any], timeline: Any = (), **changes: Any) -> Rung:
+    """A rung of these rounds, or of one result with these changes."""
+    return Rung(name, list(rounds) or [result(**changes)], list(timeline))

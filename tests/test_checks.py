@@ -1,0 +1,127 @@
+"""Each check at its bound, just beyond it, and where it cannot be decided."""
+
+from rungwise.checks import ALL_STEPS, STEP_1, run_checks
+
+import pytest
+from results import result, rung
+
+
+def verdicts(*rungs, claim):
+    return [(check.rungs, check.verdict) for check in run_checks(list(rungs)) if check.claim == claim]
+
+
+def only(*rungs, claim):
+    [(_, verdict)] = verdicts(*rungs, claim=claim)
+    return verdict
+
+
+@pytest.mark.parametrize("peak, verdict", [(700.0, "PASS"), (700.1, "FAIL"), (100.0, "PASS"), (1500.0, "FAIL")])
+def test_saved_memory(peak, verdict):
+    fp32 = rung("fp32")
+    assert only(fp32, rung("bf16", peak=peak, mixed_precision="bf16"), claim="bf16 saves memory") == verdict
+    assert (
+        only(fp32, rung("ckpt", peak=peak, gradient_checkpointing=True), claim="checkpointing saves memory") == verdict
+    )
+
+
+@pytest.mark.parametrize("step_ms, verdict", [(175.0, "PASS"), (175.1, "FAIL"), (50.0, "PASS")])
+def test_cost_of_checkpointing(step_ms, verdict):
+    checkpointed = rung("ckpt", step_ms=step_ms, gradient_checkpointing=True)
+    assert only(rung("fp32"), checkpointed, claim="checkpointing costs little time") == verdict
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_follows_at_step_1_and_on_average(precision):
+    claim, bound = f"{precision} follows fp32", STEP_1[precision]
+    fp32 = rung("fp32", losses=[4.0, 4.0])
+
+    def of(first, second):
+        return only(
+            fp32, rung("half", losses=[4 * (1 + first), 4 * (1 + second)], mixed_precision=precision), claim=claim
+        )
+
+    assert of(0.99 * bound, 0) == "PASS"
+    assert of(1.01 * bound, 0) == "FAIL"
+    assert of(0, 1.99 * ALL_STEPS) == "PASS"
+    assert of(0, 2.01 * ALL_STEPS) == "FAIL"
+    assert of(-1.01 * bound, 0) == "FAIL"
+
+
+def test_skipped_steps_are_left_out_of_the_comparison():
+    """fp16 skipped its second step: its third is the second update, as fp32's second is."""
+    fp16 = result(losses=[4.0, 3.9, 3.0, 2.0], mixed_precision="fp16")
+    fp16["loss"]["updates"] = [4.0, 3.0, 2.0]
+    fp16["amp"] = {"loss_scale": 2.0, "skipped_steps": 1}
+    checks = run_checks([rung("fp32", losses=[4.0, 3.0, 2.0, 1.0]), rung("fp16", fp16)])
+    [check] = [check for check in checks if check.claim == "fp16 follows fp32"]
+    assert check.verdict == "PASS" and "over 3 updates (1 steps skipped)" in check.measured
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_accumulation_is_held_to_its_dtype(precision):
+    claim, bound = "accumulation equals the big batch", STEP_1[precision]
+    big = rung("1", losses=[4.0, 4.0], mixed_precision=precision)
+
+    def of(first):
+        split = rung("4", losses=[4 * (1 + first), 4.0], mixed_precision=precision, gradient_accumulation_steps=4)
+        return only(big, split, claim=claim)
+
+    assert of(0.99 * bound) == "PASS"
+    assert of(1.01 * bound) == "FAIL"
+
+
+def test_fp32_accumulation_is_not_given_the_lessons_five_percent():
+    assert STEP_1["no"] < 1e-6
+
+
+def test_pairs_differ_in_one_thing_alone():
+    rungs = [
+        rung("fp32"),
+        rung("bf16", peak=600.0, mixed_precision="bf16"),
+        rung("bf16-accum", peak=500.0, mixed_precision="bf16", gradient_accumulation_steps=4, micro_batch_size=4),
+        rung(
+            "bf16-accum-ckpt",
+            peak=300.0,
+            mixed_precision="bf16",
+            gradient_accumulation_steps=4,
+            gradient_checkpointing=True,
+        ),
+    ]
+    assert verdicts(*rungs, claim="bf16 saves memory") == [(("fp32", "bf16"), "PASS")]
+    assert verdicts(*rungs, claim="checkpointing saves memory") == [(("bf16-accum", "bf16-accum-ckpt"), "PASS")]
+    assert verdicts(*rungs, claim="accumulation equals the big batch") == [(("bf16", "bf16-accum"), "PASS")]
+    # Another seed, and nothing can be compared.
+    assert only(rungs[0], rung("bf16", mixed_precision="bf16", seed=1), claim="bf16 saves memory") == "SKIP"
+
+
+def test_what_cannot_be_decided_says_why():
+    broken = rung("bf16", status="out_of_memory", reason="too large", mixed_precision="bf16")
+    checks = {check.claim: check for check in run_checks([rung("fp32"), broken]) if check.rungs != ("fp32",)}
+    assert checks["bf16 saves memory"].verdict == "SKIP"
+    assert checks["bf16 saves memory"].measured == "bf16: out_of_memory"
+    assert checks["every technique was active"].measured == "out_of_memory: too large"
+    assert "no two rungs differ in gradient_checkpointing alone" in checks["checkpointing saves memory"].measured
+    few = result(gradient_checkpointing=True)
+    few["throughput"] |= dict.fromkeys(("tokens_per_second", "step_ms_median", "step_ms_p10", "step_ms_p90"))
+    assert only(rung("fp32"), rung("ckpt", few), claim="checkpointing costs little time") == "SKIP"
+
+
+@pytest.mark.parametrize(
+    "settings, lie",
+    [
+        ({"mixed_precision": "bf16"}, {"compute_dtype": "float32"}),
+        ({"mixed_precision": "fp16"}, {"gradient_scaler": False}),
+        ({"gradient_checkpointing": True}, {"recomputed_blocks": 0}),
+        ({"torch_compile": True}, {"compiled_graphs": 0}),
+        ({}, {"processes": 2}),
+        ({}, {"recomputed_blocks": 4}),
+    ],
+)
+def test_an_inactive_technique_fails(settings, lie):
+    honest = rung("a", **settings)
+    assert only(honest, claim="every technique was active") == "PASS"
+    lying = result(**settings)
+    lying["evidence"] |= lie
+    assert only(rung("a", lying), claim="every technique was active") == "FAIL"
+    # In any round.
+    assert only(rung("a", result(**settings), lying), claim="every technique was active") == "FAIL"

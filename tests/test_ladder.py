@@ -1,0 +1,224 @@
+"""Ladder files, and what is run again, left alone or refused."""
+
+import json
+from pathlib import Path
+
+from rungwise import ladder
+from rungwise.ladder import Ladder, Rung, group_of, read_rungs
+from rungwise.problems import SettingsError
+from rungwise.run import check
+
+import pytest
+from results import result
+
+SHIPPED = sorted(Path("recipes/ladders").glob("*.yaml")) or sorted(
+    (Path(__file__).parents[1] / "recipes/ladders").glob("*")
+)
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
+def test_every_shipped_ladder_can_be_run(file):
+    for rung in read_rungs(str(file), [], "group"):
+        settings, problems = check(rung.arguments, environ={})
+        assert problems == []
+        assert (settings.run_name, settings.group) == (rung.name, "group")
+        # Fewer timed steps than a speed is claimed from would leave the report without speeds.
+        assert settings.max_steps - settings.untimed_steps >= 10
+
+
+def test_the_default_ladder_adds_one_technique_a_rung():
+    settings = [check(rung.arguments, environ={})[0] for rung in read_rungs("recipes/ladders/default.yaml", [], None)]
+    climbed = [
+        (s.mixed_precision, s.gradient_accumulation_steps, s.gradient_checkpointing, s.torch_compile) for s in settings
+    ]
+    assert climbed == [
+        ("no", 1, False, False),
+        ("bf16", 1, False, False),
+        ("fp16", 1, False, False),
+        ("bf16", 4, False, False),
+        ("bf16", 4, True, False),
+        ("bf16", 4, True, True),
+    ]
+
+
+def write(tmp_path, text):
+    path = tmp_path / "some.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+GOOD = """
+flags: {config: accelerate_configs/fp32.yaml, max_steps: 20}
+rungs:
+  plain: {}
+  nothing:
+  ckpt: {gradient_checkpointing: true, gradient_checkpointing_kwargs: {use_reentrant: true}, save_model: false}
+"""
+
+
+def test_flags_from_everywhere_are_arguments_that_can_be_typed(tmp_path):
+    rungs = read_rungs(write(tmp_path, GOOD), ["--max_steps", "30", "--global_batch_size", "32"], "g")
+    assert [rung.name for rung in rungs] == ["plain", "nothing", "ckpt"]
+    assert rungs[0].arguments == (
+        "--config", "accelerate_configs/fp32.yaml", "--max_steps", "30", "--global_batch_size", "32",
+        "--run_name", "plain", "--group", "g",
+    )  # fmt: skip
+    settings, problems = check(rungs[2].arguments, environ={})
+    assert problems == []
+    assert settings.gradient_checkpointing_kwargs == {"use_reentrant": True} and settings.save_model is False
+    assert rungs[0].command(Path("d"))[:5] == ["accelerate", "launch", "--main_process_port", "0", "recipes/ablate.py"]
+
+
+BAD = {
+    "": "needs `rungs:`",
+    "[1]": "needs `rungs:`",
+    "rungs: {}": "needs `rungs:`",
+    "rungs: [fp32]": "needs `rungs:`",
+    "a: b: c": "cannot be read as YAML",
+    "rung: {a: {}}\nrungs: {a: {}}": "unknown key 'rung' (did you mean rungs?)",
+    "rungs: {a/b: {}}": "it names a folder",
+    "rungs: {a: 3}": "a: must be `flag: value` lines, not 3",
+    "rungs: {a: {max_step: 3}}": "a: no flag 'max_step' (did you mean max_steps?)",
+    "flags: {sed: 3}\nrungs: {a: {}}": "flags: no flag 'sed' (did you mean seed?)",
+    "rungs: {a: {run_name: x}}": "no flag 'run_name'",
+    "rungs: {a: {mixed_precision: bf16}}": "no flag 'mixed_precision'",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_ladder_files(tmp_path, text):
+    with pytest.raises(SettingsError) as caught:
+        read_rungs(write(tmp_path, text), [], None)
+    [problem] = caught.value.problems
+    assert BAD[text] in problem
+
+
+def test_flags_that_would_undo_the_ladder_are_refused(tmp_path):
+    extra = ["--gradient_checkpointing", "--run_name", "x", "--max_step", "2"]
+    with pytest.raises(SettingsError) as caught:
+        read_rungs(write(tmp_path, GOOD), extra, None)
+    text = str(caught.value)
+    assert (
+        "rungs differ in it (ckpt)" in text
+        and "the ladder makes it itself" in text
+        and "did you mean --max_steps" in text
+    )
+
+
+def test_a_missing_ladder_names_the_shipped_ones():
+    with pytest.raises(SettingsError, match=r"shipped here: .*recipes/ladders/default.yaml"):
+        read_rungs("recipes/ladders/defualt.yaml", [], None)
+
+
+class Steps:
+    """Stands in for the processes: gives each rung the statuses that a test wrote down, one a run."""
+
+    def __init__(self, monkeypatch, **statuses):
+        self.statuses = {name: list(given) for name, given in statuses.items()}
+        self.ran = []
+        monkeypatch.setattr(Ladder, "_run", lambda _, rung, folder: self.run(rung, folder))
+
+    def run(self, rung, folder):
+        self.ran.append((rung.name, folder.name))
+        status = (self.statuses.get(rung.name, []) and self.statuses[rung.name].pop(0)) or "ok"
+        if status == "interrupt":
+            raise KeyboardInterrupt
+        folder.mkdir(parents=True, exist_ok=True)
+        made = result(status=status, reason=None if status == "ok" else "a reason")
+        (folder / "result.json").write_text(json.dumps(made), encoding="utf-8")
+        return made
+
+
+FP32 = "accelerate_configs/fp32.yaml"
+
+
+def rungs_of(*names, **flags):
+    extra = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return [Rung(name, ("--config", FP32, "--report_to", "none", *extra, "--run_name", name)) for name in names]
+
+
+def climb(folder, rungs, repeats=1, fresh=False):
+    with Ladder("test", rungs, folder, "group", fresh) as climbed:
+        climbed.climb(repeats, lambda *_: None)
+
+
+def test_rungs_take_turns_round_after_round(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch)
+    climb(tmp_path / "l", rungs_of("a", "b"), repeats=3)
+    assert steps.ran == [(name, f"round-{n}") for n in (1, 2, 3) for name in ("a", "b")]
+
+
+def test_a_stopped_ladder_continues_and_runs_nothing_twice(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch, b=["interrupt"])
+    with pytest.raises(KeyboardInterrupt):
+        climb(tmp_path / "l", rungs_of("a", "b", "c"))
+    assert steps.ran == [("a", "round-1"), ("b", "round-1")]
+    climb(tmp_path / "l", rungs_of("a", "b", "c"))
+    assert steps.ran[2:] == [("b", "round-1"), ("c", "round-1")]
+    climb(tmp_path / "l", rungs_of("a", "b", "c"), repeats=2)
+    assert steps.ran[4:] == [(name, "round-2") for name in "abc"]
+
+
+def test_which_statuses_are_final(tmp_path, monkeypatch):
+    names = ("ok", "out_of_memory", "diverged", "skipped", "failed")
+    steps = Steps(monkeypatch, **{name: [name] for name in names})
+    climb(tmp_path / "l", rungs_of(*names))
+    assert len(steps.ran) == 5
+    climb(tmp_path / "l", rungs_of(*names))
+    assert steps.ran[5:] == [("failed", "round-1")]
+
+
+def test_changed_settings_configs_and_versions_are_never_mixed(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch)
+    folder = tmp_path / "l"
+    climb(folder, rungs_of("a", "b"))
+    # More rungs are no change.
+    climb(folder, rungs_of("a", "b", "c"))
+    with pytest.raises(SettingsError) as caught:
+        climb(folder, rungs_of("a", seed=3))
+    assert "--seed 3" in str(caught.value) and "--fresh" in str(caught.value)
+    monkeypatch.setattr(ladder, "versions", lambda: {"torch": "9.9"})
+    with pytest.raises(SettingsError, match=r"torch .* became 9.9"):
+        climb(folder, rungs_of("a"))
+    monkeypatch.undo()
+    steps = Steps(monkeypatch)
+    known = json.loads((folder / "ladder.json").read_text(encoding="utf-8"))
+    known["rungs"]["a"]["config"] += "# another line\n"
+    (folder / "ladder.json").write_text(json.dumps(known), encoding="utf-8")
+    with pytest.raises(SettingsError, match="its Accelerate file has changed"):
+        climb(folder, rungs_of("a"))
+    assert steps.ran == []
+    climb(folder, rungs_of("a", seed=3), fresh=True)
+    assert steps.ran == [("a", "round-1")]
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "ladder.json"]
+
+
+def test_two_ladders_in_one_folder_do_not_meet(tmp_path, monkeypatch):
+    Steps(monkeypatch)
+    with Ladder("one", rungs_of("a"), tmp_path / "l", "group"):
+        with pytest.raises(SettingsError, match="another ladder runs in"):
+            climb(tmp_path / "l", rungs_of("a"))
+        climb(tmp_path / "elsewhere", rungs_of("a"))
+    climb(tmp_path / "l", rungs_of("a"))
+
+
+def test_bad_settings_of_any_rung_stop_all_before_anything_is_made(tmp_path):
+    rungs = [
+        *rungs_of("a", block_size=999),
+        *rungs_of("b", block_size=999, optim="adam"),
+        *rungs_of("c", block_size=999),
+    ]
+    with pytest.raises(SettingsError) as caught:
+        climb(tmp_path / "l", rungs)
+    problems = caught.value.problems
+    # What is wrong with all of them is said once; what is wrong with one, with its name.
+    assert len(problems) == 2
+    assert problems[0].startswith("--block_size 999") and problems[1].startswith("b: --optim: 'adam'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_group_for_an_interrupted_ladder(tmp_path):
+    assert group_of("default", tmp_path, fresh=False).startswith("default-2")
+    (tmp_path / "ladder.json").write_text('{"group": "default-then"}')
+    assert group_of("default", tmp_path, fresh=False) == "default-then"
+    assert group_of("default", tmp_path, fresh=True) != "default-then"

@@ -1,0 +1,129 @@
+"""A real small ladder: killed half way, continued, with every way for a rung to end."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+
+LADDER = """
+flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13, report_to: none,
+        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"}
+rungs:
+  fp32: {}
+  slow: {max_steps: 200000}
+  ckpt: {gradient_checkpointing: true}
+"""
+ENDS = """
+flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,
+        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"}
+rungs:
+  fp32: {}
+  too-large: {config_overrides: "vocab_size=128,n_positions=32,n_embd=32768,n_layer=2,n_head=2"}
+  diverges: {learning_rate: 1.0e+20, max_grad_norm: 0}
+  offload: {gradient_checkpointing: true, gradient_checkpointing_kwargs: {offload: true}}
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    for name in ("recipes", "accelerate_configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def start(home, text, *flags, **options):
+    (home / "some.yaml").write_text(text, encoding="utf-8")
+    command = [sys.executable, "recipes/ladder.py", "--ladder", "some.yaml", *flags]
+    return subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def result_of(home, rung):
+    return json.loads((home / "runs/some" / rung / "round-1/result.json").read_text(encoding="utf-8"))
+
+
+def test_killed_half_way_and_continued(home):
+    process = start(home, LADDER)
+    metrics = home / "runs/some/slow/round-1/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") > 5):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=90)
+    assert process.returncode == 143, errors
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert "stopped; the same command continues" in output
+    assert "Traceback" not in errors
+    # The rung that ran ended in order, and the report has both rows.
+    assert result_of(home, "slow")["reason"].startswith("terminated after")
+    page = (home / "runs/some/report.md").read_text(encoding="utf-8")
+    assert "| fp32 | ok |" in page and "| slow | failed: terminated after" in page
+
+    first = result_of(home, "fp32")["environment"]["date"]
+    text = LADDER.replace("200000", "14")
+    refused = start(home, text)
+    _, errors = refused.communicate(timeout=90)
+    assert refused.returncode == 2 and "--max_steps 14" in errors and "--fresh" in errors
+
+    known = home / "runs/some/ladder.json"
+    known.write_text(known.read_text().replace("200000", "14"))
+    again = start(home, text)
+    output, errors = again.communicate(timeout=200)
+    assert again.returncode == 0, output + errors
+    assert "fp32: finished before (ok)" in output
+    assert result_of(home, "fp32")["environment"]["date"] == first
+    assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "ckpt")] == ["ok"] * 3
+    assert "accelerate launch --main_process_port 0 recipes/ablate.py --config" in output
+    assert "outside training" in output
+
+    shutil.rmtree(home / "runs/some/ckpt")
+    only = subprocess.run(
+        [sys.executable, "recipes/ladder.py", "--report_only", "runs/some"],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert only.returncode == 0, only.stderr
+    assert not (home / "runs/some/ckpt").exists()
+    assert "ckpt" not in (home / "runs/some/ladder.csv").read_text()
+
+
+def test_every_end_is_a_row_and_a_run_of_one_group(home):
+    limit = 14 * 2**30
+    process = start(home, ENDS, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 1, output + errors
+    statuses = {rung: result_of(home, rung)["status"] for rung in ("fp32", "too-large", "diverges", "offload")}
+    assert statuses == {"fp32": "ok", "too-large": "out_of_memory", "diverges": "diverged", "offload": "skipped"}
+    for reason in ("out of memory in step 1", "the loss of step", "this run is on the CPU"):
+        assert reason in output
+    # In W&B every rung is a run of one group, and the report one more, with table and pictures.
+    folders = sorted((home / "runs/some").glob("**/offline-run-*"))
+    inspect = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json"]
+    groups, kinds, text = set(), [], ""
+    for folder in folders:
+        records = subprocess.run(
+            [*inspect, str(folder)], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        run = next(json.loads(line)["run"] for line in records.splitlines() if '"type":"run"' in line)
+        groups.add(run["run_group"])
+        kinds.append((run["job_type"], run["display_name"]))
+        text += records if run["job_type"] == "report" else ""
+    assert len(groups) == 1
+    assert sorted(kinds) == [("report", "report"), *(("train", name) for name in sorted(statuses))]
+    for part in ("report/table", "report/ladder", "report/loss", "check/every technique was active"):
+        assert part in text
+    assert "git root" not in errors and "Traceback" not in errors
+    assert (home / "runs/some/ladder.png").stat().st_size > 10_000

@@ -1,0 +1,211 @@
+"""The report from result files: table, changes, spreads, files and pictures."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+from rungwise import pictures
+from rungwise.compare import load
+from rungwise.problems import SettingsError
+from rungwise.report import COLUMNS, conditions, markdown_table, table, terminal_table, write_report
+
+import pytest
+from matplotlib import image
+from matplotlib import pyplot as plt
+from results import result, rung
+
+# A default ladder of this repository, as `python recipes/ladder.py` left it.
+COMMITTED = Path(__file__).parent / "data" / "ladder"
+
+
+def test_changes_against_the_first_and_the_rung_before():
+    rows = table(
+        [rung("a"), rung("b", peak=600.0, mixed_precision="bf16"), rung("c", peak=300.0, mixed_precision="bf16")]
+    )
+    assert [row["peak_vs_first"] for row in rows] == [None, pytest.approx(-0.4), pytest.approx(-0.7)]
+    assert [row["peak_vs_before"] for row in rows] == [None, pytest.approx(-0.4), pytest.approx(-0.5)]
+    assert [row["loss_vs_fp32"] for row in rows] == [None, 0.0, 0.0]
+
+
+def test_two_speeds_differ_only_where_their_spreads_lie_apart():
+    slow, close, fast = rung("slow"), rung("close", step_ms=91.0), rung("fast", step_ms=80.0)
+    rows = table([slow, close, fast])
+    assert rows[1]["speed_vs_first"] is None
+    assert rows[2]["speed_vs_first"] == pytest.approx(0.25)
+
+
+def test_rounds_give_the_median_and_the_range():
+    rounds = [result(step_ms=ms, spread=50.0) for ms in (100.0, 140.0, 110.0)]
+    several = rung("several", *rounds)
+    assert (several.step_ms.median, several.step_ms.low, several.step_ms.high) == (110.0, 100.0, 140.0)
+    rounds[1] = result(status="failed", reason="it broke in round 2")
+    broken = rung("broken", *rounds)
+    assert (broken.status, broken.reason, broken.peak) == ("failed", "it broke in round 2", None)
+
+
+def test_a_failed_rung_is_a_row_with_its_reason():
+    bare = {
+        "schema": 1,
+        "name": "x",
+        "status": "failed",
+        "reason": "exit code 9 | killed",
+        **{
+            name: {}
+            for name in (
+                "settings",
+                "origins",
+                "environment",
+                "evidence",
+                "loss",
+                "throughput",
+                "memory",
+                "compile",
+                "amp",
+            )
+        },
+    }
+    rungs = [rung("a"), rung("x", bare)]
+    [_, row] = table(rungs)
+    assert row["status"] == "failed" and row["peak_mib"] is None and row["reason"] == "exit code 9 | killed"
+
+
+def copy_of(tmp_path):
+    return Path(shutil.copytree(COMMITTED, tmp_path / "ladder"))
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    folder = copy_of(tmp_path_factory.mktemp("reported"))
+    return folder, write_report(folder)
+
+
+def test_rungs_are_in_the_ladders_order(reported, tmp_path):
+    _, report = reported
+    names = ["fp32", "bf16", "fp16", "bf16-accum4", "bf16-accum4-ckpt", "bf16-accum4-ckpt-compile"]
+    assert [rung.name for rung in report.rungs] == names
+    # And without the ladder's own file, by date.
+    alone = copy_of(tmp_path)
+    (alone / "ladder.json").unlink()
+    assert [rung.name for rung in load(alone)] == names
+
+
+def test_the_claims_of_the_readme_hold_in_the_committed_results(reported):
+    """What does not depend on the machine: memory saved, losses that agree, techniques that were active."""
+    _, report = reported
+    assert all(rung.status == "ok" for rung in report.rungs)
+    failed = [check for check in report.checks if check.verdict != "PASS"]
+    assert failed == []
+    peaks = {row["rung"]: row["peak_mib"] for row in report.rows}
+    assert peaks["fp32"] == pytest.approx(838.14, rel=0.01)
+    assert peaks["bf16"] == pytest.approx(534.14, rel=0.01)
+
+
+def test_the_readme_shows_the_committed_results(reported):
+    _, report = reported
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(markdown_table(report)) in readme
+
+
+def test_the_files(reported):
+    folder, report = reported
+    page = (folder / "report.md").read_text(encoding="utf-8")
+    assert "torch 2.13.0" in page and "Studied: gradient_accumulation_steps" in page
+    for picture in report.pictures:
+        assert f"({picture.name})" in page
+    content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert [row["rung"] for row in content["rows"]] == [rung.name for rung in report.rungs]
+    assert set(content["rows"][0]) == set(COLUMNS)
+    with (folder / "ladder.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[1]["peak_mib"]) == content["rows"][1]["peak_mib"]
+    assert content["conditions"]["settings"]["global_batch_size"] == 16
+
+
+def test_the_terminal_table_is_short_and_names_what_failed(reported):
+    _, report = reported
+    text = terminal_table(report)
+    assert max(len(line) for line in text.splitlines()) <= 120
+    assert text.splitlines()[0].split() == ["rung", "status", "peak", "MiB", "step", "ms", "tokens/s", "loss"]
+    assert "0 FAIL" in text
+
+
+def test_pictures_are_pictures(reported):
+    _, report = reported
+    assert [path.name for path in report.pictures] == [
+        "ladder.png",
+        "loss.png",
+        "accumulation.png",
+        "memory_timeline.png",
+    ]
+    for path in report.pictures:
+        pixels = image.imread(path)
+        assert pixels.shape[1] == 1500 and 400 < pixels.shape[0] < 1200
+        assert 0.01 < (pixels[..., :3].mean(axis=2) < 0.9).mean() < 0.9  # neither empty nor full
+
+
+def test_the_ladders_picture_shows_each_rung_owner_and_spread():
+    rungs = [
+        rung("fp32"),
+        rung("gone", status="out_of_memory", reason="too large"),
+        rung("bf16", peak=600.0, step_ms=50.0),
+    ]
+    figure = pictures.memory_and_speed(rungs)
+    left, right = figure.axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["fp32", "gone", "bf16"]
+    # Five owners for each of two rungs; together they reach the peak.
+    assert len(left.patches) == 10
+    assert sum(bar.get_width() for bar in left.patches[5:]) == pytest.approx(600.0)
+    assert [bar.get_width() for bar in right.patches] == [100.0, 50.0]
+    assert len(right.containers) == 4 and "(ms)" in right.get_xlabel() and "(MiB)" in left.get_xlabel()
+    texts = " ".join(text.get_text() for text in (*left.texts, *right.texts))
+    assert "1,000" in texts and "out of memory" in texts
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "parameters",
+        "gradients",
+        "optimizer state",
+        "buffers",
+        "activations",
+    ]
+    plt.close(figure)
+
+
+def test_the_other_pictures_show_what_they_should():
+    family = [rung(f"{n}", peak=1000.0 / n, step_ms=100.0 + n, gradient_accumulation_steps=n) for n in (4, 1, 2)]
+    memory, time = pictures.accumulation(family).axes
+    assert list(memory.lines[0].get_xdata()) == [1, 2, 4] and list(memory.lines[0].get_ydata()) == [
+        1000.0,
+        500.0,
+        250.0,
+    ]
+    assert list(time.lines[0].get_ydata()) == [101.0, 102.0, 104.0]
+    [losses] = pictures.losses(family).axes
+    assert [line.get_label() for line in losses.lines] == ["4", "1", "2"]
+    assert losses.get_xlabel() == "optimizer step" and "loss" in losses.get_ylabel()
+    [time_axes] = pictures.timelines([rung("a", timeline=[(0.0, 10.0), (2.0, 30.0), (4.0, 10.0)])]).axes
+    assert list(time_axes.lines[0].get_xdata()) == [0, 50, 100] and list(time_axes.lines[0].get_ydata()) == [
+        10,
+        30,
+        10,
+    ]
+    plt.close("all")
+
+
+def test_pictures_without_figures_are_not_drawn(tmp_path):
+    (tmp_path / "accumulation.png").write_bytes(b"of an earlier report")
+    broken = rung("x", status="failed", reason="it broke")
+    broken.rounds[0]["loss"] = {}
+    assert pictures.draw([broken], tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_results(tmp_path):
+    with pytest.raises(SettingsError, match=r"holds no <rung>/round-N/result.json"):
+        write_report(tmp_path)
+
+
+def test_conditions_tell_what_is_studied_from_what_is_fixed():
+    found = conditions([rung("a"), rung("b", mixed_precision="bf16")])
+    assert found["differs"] == ["mixed_precision"]
+    assert found["settings"]["seed"] == 0 and "run_name" not in found["settings"]
