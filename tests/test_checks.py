@@ -1,6 +1,6 @@
 """Each check at its bound, just beyond it, and where it cannot be decided."""
 
-from rungwise.checks import ALL_STEPS, STEP_1, run_checks
+from rungwise.checks import ALL_STEPS, STEP_1, STEP_1_ACCUMULATED, run_checks
 
 import pytest
 from results import result, rung
@@ -59,7 +59,7 @@ def test_skipped_steps_are_left_out_of_the_comparison():
 
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_accumulation_is_held_to_its_dtype(precision):
-    claim, bound = "accumulation equals the big batch", STEP_1[precision]
+    claim, bound = "accumulation equals the big batch", STEP_1_ACCUMULATED[precision]
     big = rung("1", losses=[4.0, 4.0], mixed_precision=precision)
 
     def of(first):

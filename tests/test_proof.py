@@ -4,13 +4,14 @@ import dataclasses
 import os
 from pathlib import Path
 
-import rungwise
+from rungwise.models import build_model
 from rungwise.proof import InactiveTechnique
-from rungwise.techniques import UnavailableTechnique
+from rungwise.techniques import UnavailableTechnique, apply_compile
 
 import pytest
 import torch
 from harness import tiny_settings, train_tiny
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 
 def run(*flags, config="accelerate_configs/fp32.yaml"):
@@ -114,9 +115,17 @@ def test_compiled_training_equals_eager(compiled):
 
 
 def test_the_compile_cache_was_empty_and_the_runs_own(compiled):
-    assert rungwise.USER_COMPILE_CACHE is None
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == compiled.compiled.cache.name
-    assert any(path.is_file() for path in Path(compiled.compiled.cache.name).rglob("*"))
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == compiled.compiled.fresh_cache.name
+    assert any(path.is_file() for path in Path(compiled.compiled.fresh_cache.name).rglob("*"))
+
+
+def test_a_default_cache_that_was_inherited_is_not_the_users(monkeypatch, tmp_path):
+    """Inductor puts its default into the environment, and every process that is started from there inherits it."""
+    model, settings = build_model(tiny_settings()), tiny_settings("--torch_compile")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    assert apply_compile(model, settings).fresh_cache is not None
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert apply_compile(model, settings).fresh_cache is None
 
 
 def test_compiled_parameters_keep_their_names(compiled):

@@ -4,9 +4,6 @@ import os
 
 __version__ = "0.1.0"
 
-# Where the user wants compiled code to be kept. To be asked first: Transformers makes Inductor set it on import.
-USER_COMPILE_CACHE = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-
 # PyTorch reads these once, when it is first used. The memory meter turns its profiler on in the middle of training:
 # the profiler would announce itself on stderr each time, and the CPU allocator would warn about every older block.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")

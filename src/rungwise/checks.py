@@ -1,7 +1,9 @@
 """Claims of the lesson, each held against the rungs that can decide it."""
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .compare import Rung, pairs
 
@@ -13,6 +15,14 @@ COST_OF_CHECKPOINTING = 0.75
 # weights that AdamW has moved apart, for which 5% is the lesson's bound.
 STEP_1 = {"no": 4 * 2.0**-24, "bf16": 4 * 2.0**-9, "fp16": 4 * 2.0**-12}
 ALL_STEPS = 0.05
+# Accumulation changes no product of the forward pass, only the order of sums and how a kernel blocks them: in half
+# precision a few values may round the other way, a hundredth of what the precision itself does.
+STEP_1_ACCUMULATED = {"no": STEP_1["no"], "bf16": STEP_1["bf16"] / 100, "fp16": STEP_1["fp16"] / 100}
+ALL_STEPS_ACCUMULATED = 0.01
+
+
+# Two rungs to verdict, measured figure and bound.
+Decide = Callable[[Rung, Rung], tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,9 @@ def run_checks(rungs: list[Rung]) -> list[Check]:
     return [*found, *(_active(rung) for rung in rungs)]
 
 
-def _each(rungs, claim, setting, before_value, after_value, decide) -> list[Check]:
+def _each(
+    rungs: list[Rung], claim: str, setting: str, before_value: Any, after_value: Any, decide: Decide
+) -> list[Check]:
     """The check for every pair of rungs that differ in this setting alone."""
     compared = list(pairs(rungs, setting, lambda before, after: (before, after) == (before_value, after_value)))
     if not compared:
@@ -51,7 +63,7 @@ def _each(rungs, claim, setting, before_value, after_value, decide) -> list[Chec
     return [_decided(claim, before, after, decide) for before, after in compared]
 
 
-def _decided(claim, before: Rung, after: Rung, decide) -> Check:
+def _decided(claim: str, before: Rung, after: Rung, decide: Decide) -> Check:
     names = (before.name, after.name)
     for rung in (before, after):
         if not rung.ok:
@@ -60,7 +72,7 @@ def _decided(claim, before: Rung, after: Rung, decide) -> Check:
     return Check(claim, names, verdict, measured, bound)
 
 
-def _saves(share: float):
+def _saves(share: float) -> Decide:
     def decide(before: Rung, after: Rung) -> tuple[str, str, str]:
         bound = f"at least {share:.0%} less"
         if before.peak is None or after.peak is None:
@@ -82,14 +94,21 @@ def _costs(before: Rung, after: Rung) -> tuple[str, str, str]:
 
 
 def _follows(before: Rung, after: Rung) -> tuple[str, str, str]:
+    return _agree(before, after, STEP_1[after.settings["mixed_precision"]], ALL_STEPS)
+
+
+def _equals(before: Rung, after: Rung) -> tuple[str, str, str]:
+    return _agree(before, after, STEP_1_ACCUMULATED[after.settings["mixed_precision"]], ALL_STEPS_ACCUMULATED)
+
+
+def _agree(before: Rung, after: Rung, step_1: float, all_steps: float) -> tuple[str, str, str]:
     first, average = distances(before, after)
-    step_1 = max(STEP_1[rung.settings["mixed_precision"]] for rung in (before, after))
-    bound = f"step 1 within {step_1:.1e}, on average within {ALL_STEPS:.0%}"
+    bound = f"step 1 within {step_1:.1e}, on average within {all_steps:.0%}"
     updates = min(len(before.updates), len(after.updates))
     text = f"losses differ by {first:.1e} at step 1, by {average:.2%} on average over {updates} updates"
     skipped = before.skipped_steps + after.skipped_steps
     text += f" ({skipped} steps skipped)" if skipped else ""
-    return _verdict(first <= step_1 and average <= ALL_STEPS), text, bound
+    return _verdict(first <= step_1 and average <= all_steps), text, bound
 
 
 def _accumulation(rungs: list[Rung]) -> list[Check]:
@@ -97,7 +116,7 @@ def _accumulation(rungs: list[Rung]) -> list[Check]:
     compared = list(pairs(rungs, setting, lambda before, after: before == 1 and after > 1))
     if not compared:
         return [Check(claim, (), "SKIP", f"no two rungs differ in {setting} alone", "")]
-    return [_decided(claim, before, after, _follows) for before, after in compared]
+    return [_decided(claim, before, after, _equals) for before, after in compared]
 
 
 def _active(rung: Rung) -> Check:
@@ -120,8 +139,8 @@ def _active(rung: Rung) -> Check:
     seen = rung.rounds[0]["evidence"]
     words = [seen["compute_dtype"]] if not wrong else []
     words += ["scaler"] * bool(seen.get("gradient_scaler"))
-    words += [f"{seen['recomputed_blocks']} blocks recomputed"] * bool(seen.get("recomputed_blocks"))
-    words += [f"{seen['compiled_graphs']} graphs compiled"] * bool(seen.get("compiled_graphs"))
+    words += [f"blocks recomputed: {seen['recomputed_blocks']}"] * bool(seen.get("recomputed_blocks"))
+    words += [f"graphs compiled: {seen['compiled_graphs']}"] * bool(seen.get("compiled_graphs"))
     return Check(claim, (rung.name,), _verdict(not wrong), "; ".join(wrong or words), bound)
 
 

@@ -124,6 +124,7 @@ def accumulation(rungs: list[Rung]) -> Figure | None:
     memory_axes.set_xscale("log", base=2)
     memory_axes.set_xticks(steps, [str(step) for step in steps])
     memory_axes.minorticks_off()
+    memory_axes.margins(y=0.12)
     memory_axes.set_ylim(bottom=0)
     memory_axes.grid(axis="x")
     time_axes = memory_axes.twinx()
@@ -142,7 +143,10 @@ def accumulation(rungs: list[Rung]) -> Figure | None:
             capsize=3,
             linewidth=2,
         )
+    time_axes.margins(y=0.12)
     time_axes.set_ylim(bottom=0)
+    for axes in (memory_axes, time_axes):
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     time_axes.set_ylabel(f"step time (ms), bars: {_spread_words(rungs)}", color=COLOURS[5])
     return figure
 

@@ -25,7 +25,7 @@ class Record:
     environment: dict[str, Any] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, float | None] = field(default_factory=dict)
-    compile: dict[str, int] = field(default_factory=dict)
+    compile: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     row_flops: int | None = None
     matmul_flops_per_second: float = math.inf

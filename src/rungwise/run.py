@@ -140,7 +140,8 @@ class Run:
         elif isinstance(error, Terminated):
             record.reason = self._word_of_another_rank() or record.reason
         if self.compiled:
-            record.compile = {"graphs": self.compiled.graphs}
+            cache = "fresh" if self.compiled.fresh_cache else os.environ["TORCHINDUCTOR_CACHE_DIR"]
+            record.compile = {"graphs": self.compiled.graphs, "cache": cache}
         if self.accelerator:
             record.memory = self._largest_memory() if record.status == "ok" else self.memory.result()
         if _is_main():

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from . import USER_COMPILE_CACHE, cpu_matmul
+from . import cpu_matmul
 from .environment import native_precision
 from .settings import Settings
 
@@ -111,7 +111,7 @@ class CompileRecord:
     graphs: int = 0
     recomputed_blocks: int = 0
     dtypes: set[torch.dtype] = field(default_factory=set)
-    cache: tempfile.TemporaryDirectory | None = None
+    fresh_cache: tempfile.TemporaryDirectory[str] | None = None
 
     def backend(self, mode: str) -> Callable[..., Any]:
         """An Inductor backend that takes notes of the graphs that pass through it."""
@@ -143,6 +143,8 @@ def apply_compile(model: PreTrainedModel, settings: Settings) -> CompileRecord |
     """
     if not settings.torch_compile:
         return None
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     record = CompileRecord()
     scope = [model] if settings.torch_compile_scope == "model" else repeated_blocks(model)
     if not scope:
@@ -151,9 +153,10 @@ def apply_compile(model: PreTrainedModel, settings: Settings) -> CompileRecord |
             "use --torch_compile_scope model"
         )
     # A compile time only means something with an empty cache; one that the user named is the user's to answer for.
-    if USER_COMPILE_CACHE is None:
-        record.cache = tempfile.TemporaryDirectory(prefix="rungwise-inductor-")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = record.cache.name
+    # Inductor writes its default into the environment, from which this process may have inherited it.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
+        record.fresh_cache = tempfile.TemporaryDirectory(prefix="rungwise-inductor-")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = record.fresh_cache.name
     backend = record.backend(settings.torch_compile_mode)
     for module in scope:
         module.compile(backend=backend, dynamic=False)
