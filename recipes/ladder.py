@@ -39,11 +39,13 @@ def main() -> int:
     options, extra = arguments()
     try:
         if options.report_only:
-            if extra:
-                raise SettingsError([f"--report_only runs nothing; drop {' '.join(extra)}"])
+            if extra or options.fresh or options.output_dir:
+                raise SettingsError(["--report_only runs nothing and takes no other flag"])
             report = write_report(Path(options.report_only))
             print(terminal_table(report))
             return int(bool(report.failed))
+        if options.repeats < 1:
+            raise SettingsError([f"--repeats {options.repeats}: must be at least 1"])
         name = Path(options.ladder).stem
         folder = Path(options.output_dir or Path("runs") / name)
         group = group_of(name, folder, options.fresh)

@@ -76,7 +76,10 @@ BAD = {
     "rungs: [fp32]": "needs `rungs:`",
     "a: b: c": "cannot be read as YAML",
     "rung: {a: {}}\nrungs: {a: {}}": "unknown key 'rung' (did you mean rungs?)",
-    "rungs: {a/b: {}}": "it names a folder",
+    "rungs: {a/b: {}}": "name a folder",
+    "rungs: {..: {}}": "name a folder",
+    "rungs: {no: {}}": "a name must be text",
+    "rungs: {flags: {}}": "not `flags`",
     "rungs: {a: 3}": "a: must be `flag: value` lines, not 3",
     "rungs: {a: {max_step: 3}}": "a: no flag 'max_step' (did you mean max_steps?)",
     "flags: {sed: 3}\nrungs: {a: {}}": "flags: no flag 'sed' (did you mean seed?)",
@@ -99,7 +102,7 @@ def test_flags_that_would_undo_the_ladder_are_refused(tmp_path):
         read_rungs(write(tmp_path, GOOD), extra, None)
     text = str(caught.value)
     assert (
-        "rungs differ in it (ckpt)" in text
+        "the rungs differ in it" in text
         and "the ladder makes it itself" in text
         and "did you mean --max_steps" in text
     )
@@ -177,8 +180,8 @@ def test_changed_settings_configs_and_versions_are_never_mixed(tmp_path, monkeyp
     with pytest.raises(SettingsError) as caught:
         climb(folder, rungs_of("a", seed=3))
     assert "--seed 3" in str(caught.value) and "--fresh" in str(caught.value)
-    monkeypatch.setattr(ladder, "versions", lambda: {"torch": "9.9"})
-    with pytest.raises(SettingsError, match=r"torch .* became 9.9"):
+    monkeypatch.setattr(ladder, "machine", lambda: {"torch": "9.9"})
+    with pytest.raises(SettingsError, match=r"torch: it was .* and is now 9.9"):
         climb(folder, rungs_of("a"))
     monkeypatch.undo()
     steps = Steps(monkeypatch)
@@ -191,6 +194,29 @@ def test_changed_settings_configs_and_versions_are_never_mixed(tmp_path, monkeyp
     climb(folder, rungs_of("a", seed=3), fresh=True)
     assert steps.ran == [("a", "round-1")]
     assert sorted(path.name for path in folder.iterdir()) == ["a", "ladder.json"]
+
+
+def test_results_that_no_ladder_knows_are_not_taken_over(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch)
+    folder = tmp_path / "l"
+    climb(folder, rungs_of("a"))
+    (folder / "ladder.json").write_text('{"cut', encoding="utf-8")
+    with pytest.raises(SettingsError, match="is damaged"):
+        climb(folder, rungs_of("a"))
+    (folder / "ladder.json").unlink()
+    with pytest.raises(SettingsError, match="results of no known ladder"):
+        climb(folder, rungs_of("a"))
+    (folder / "kept.txt").write_text("not the ladder's")
+    climb(folder, rungs_of("a"), fresh=True)
+    assert len(steps.ran) == 2 and (folder / "kept.txt").exists()
+
+
+def test_a_flag_that_configs_differ_in_is_refused_too():
+    with pytest.raises(
+        SettingsError, match="--gradient_accumulation_steps cannot be given to every rung: the rungs differ"
+    ):
+        read_rungs("recipes/ladders/default.yaml", ["--gradient_accumulation_steps", "8"], None)
+    assert read_rungs("recipes/ladders/precision.yaml", ["--gradient_accumulation_steps", "8"], None)
 
 
 def test_two_ladders_in_one_folder_do_not_meet(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 LADDER = """
-flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13, report_to: none,
+flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,
         config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"}
 rungs:
   fp32: {}
@@ -49,13 +49,17 @@ def result_of(home, rung):
     return json.loads((home / "runs/some" / rung / "round-1/result.json").read_text(encoding="utf-8"))
 
 
-def test_killed_half_way_and_continued(home):
-    process = start(home, LADDER)
-    metrics = home / "runs/some/slow/round-1/metrics.jsonl"
+def wait_for(process, metrics):
+    """Until the rung has trained some steps."""
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text().count("\n") > 5):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.2)
+
+
+def test_killed_half_way_and_continued(home):
+    process = start(home, LADDER)
+    wait_for(process, home / "runs/some/slow/round-1/metrics.jsonl")
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.send_signal(signal.SIGTERM)
@@ -64,8 +68,17 @@ def test_killed_half_way_and_continued(home):
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
     assert "stopped; the same command continues" in output
     assert "Traceback" not in errors
-    # The rung that ran ended in order, and the report has both rows.
+    # The rung that ran ended in order, in W&B too, and the report has both rows.
     assert result_of(home, "slow")["reason"].startswith("terminated after")
+    [tracked] = (home / "runs/some/slow/round-1/wandb").glob("offline-run-*")
+    summary = subprocess.run(
+        [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", "--summary", str(tracked)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert "terminated after" in summary and "memory/peak_allocated_mib" in summary
     page = (home / "runs/some/report.md").read_text(encoding="utf-8")
     assert "| fp32 | ok |" in page and "| slow | failed: terminated after" in page
 
@@ -80,6 +93,7 @@ def test_killed_half_way_and_continued(home):
     again = start(home, text)
     output, errors = again.communicate(timeout=200)
     assert again.returncode == 0, output + errors
+    assert len(list((home / "runs/some/wandb").glob("offline-run-*"))) == 1
     assert "fp32: finished before (ok)" in output
     assert result_of(home, "fp32")["environment"]["date"] == first
     assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "ckpt")] == ["ok"] * 3
@@ -98,6 +112,22 @@ def test_killed_half_way_and_continued(home):
     assert only.returncode == 0, only.stderr
     assert not (home / "runs/some/ckpt").exists()
     assert "ckpt" not in (home / "runs/some/ladder.csv").read_text()
+
+
+def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home):
+    process = start(home, LADDER)
+    wait_for(process, home / "runs/some/slow/round-1/metrics.jsonl")
+    [killed] = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if any(part.endswith("ablate.py") for part in child.cmdline())
+        and "accelerate.commands.launch" not in child.cmdline()
+    ]
+    killed.kill()
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == 1, output + errors
+    assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "ckpt")] == ["ok", "failed", "ok"]
+    assert "ended before it was finished (killed?)" in output
 
 
 def test_every_end_is_a_row_and_a_run_of_one_group(home):

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 from rungwise.models import build_model
-from rungwise.proof import InactiveTechnique
+from rungwise.proof import InactiveTechnique, has_dropout
 from rungwise.techniques import UnavailableTechnique, apply_compile
 
 import pytest
 import torch
-from harness import tiny_settings, train_tiny
+from harness import MODEL, tiny_settings, train_tiny
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 
@@ -63,6 +63,7 @@ def test_evidence():
         "recomputed_blocks": 2 * 4 * 4,
         "compiled_graphs": 0,
         "processes": 1,
+        "dropout": False,
         "distributed_type": "NO",
     }
 
@@ -85,6 +86,12 @@ def test_the_launchers_dynamo_does_not_compile_a_second_time(monkeypatch):
     assert trained.proof.check(trained.accelerator)["compiled_graphs"] == 0
     assert "graph" not in str(type(trained.model)).lower()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+
+
+@pytest.mark.parametrize("override", ["attn_pdrop=0.1", "resid_pdrop=0.1"])
+def test_dropout_is_noted(override):
+    assert has_dropout(build_model(tiny_settings("--config_overrides", f"{MODEL},{override}")))
+    assert not has_dropout(build_model(tiny_settings()))
 
 
 def test_offload_without_an_accelerator_is_refused():

@@ -33,12 +33,17 @@ def test_two_speeds_differ_only_where_their_spreads_lie_apart():
     rows = table([slow, close, fast])
     assert rows[1]["speed_vs_first"] is None
     assert rows[2]["speed_vs_first"] == pytest.approx(0.25)
+    # By the median: one slow step that the spread does not see must not turn the sign.
+    stalled = rung("stalled", step_ms=80.0)
+    stalled.rounds[0]["throughput"]["tokens_per_second"] = 500.0
+    assert table([slow, stalled])[1]["speed_vs_first"] == pytest.approx(0.25)
 
 
 def test_rounds_give_the_median_and_the_range():
     rounds = [result(step_ms=ms, spread=50.0) for ms in (100.0, 140.0, 110.0)]
     several = rung("several", *rounds)
-    assert (several.step_ms.median, several.step_ms.low, several.step_ms.high) == (110.0, 100.0, 140.0)
+    # Within rounds and between them: two rounds of the same speed must not look like two speeds.
+    assert (several.step_ms.median, several.step_ms.low, several.step_ms.high) == (110.0, 50.0, 190.0)
     rounds[1] = result(status="failed", reason="it broke in round 2")
     broken = rung("broken", *rounds)
     assert (broken.status, broken.reason, broken.peak) == ("failed", "it broke in round 2", None)

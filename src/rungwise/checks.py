@@ -13,16 +13,19 @@ COST_OF_CHECKPOINTING = 0.75
 # The relative distance of two losses: of step 1, where the weights are still equal, and of all steps on average.
 # The step-1 bounds are four units of rounding of the dtype in which the products are computed; later steps start from
 # weights that AdamW has moved apart, for which 5% is the lesson's bound.
-STEP_1 = {"no": 4 * 2.0**-24, "bf16": 4 * 2.0**-9, "fp16": 4 * 2.0**-12}
+STEP_1 = {"bf16": 4 * 2.0**-9, "fp16": 4 * 2.0**-12}
 ALL_STEPS = 0.05
-# Accumulation changes no product of the forward pass, only the order of sums and how a kernel blocks them: in half
-# precision a few values may round the other way, a hundredth of what the precision itself does.
-STEP_1_ACCUMULATED = {"no": STEP_1["no"], "bf16": STEP_1["bf16"] / 100, "fp16": STEP_1["fp16"] / 100}
+# Accumulation changes no product of the forward pass, only the order of sums and how a kernel blocks them: 16 units of
+# fp32 for a sum of some thousand losses; in half precision a few values may round the other way, a hundredth of what
+# the precision itself does.
+STEP_1_ACCUMULATED = {"no": 16 * 2.0**-24, "bf16": STEP_1["bf16"] / 100, "fp16": STEP_1["fp16"] / 100}
 ALL_STEPS_ACCUMULATED = 0.01
 
 
 # Two rungs to verdict, measured figure and bound.
 Decide = Callable[[Rung, Rung], tuple[str, str, str]]
+# Two values of a setting to whether a pair of rungs with them is asked for.
+Accept = Callable[[Any, Any], bool]
 
 
 @dataclass(frozen=True)
@@ -38,28 +41,33 @@ class Check:
 
 def run_checks(rungs: list[Rung]) -> list[Check]:
     """Every check that these rungs can be asked, and for each that they cannot, why."""
-    half = [(precision, f"{precision} follows fp32") for precision in ("bf16", "fp16")]
+    known = [rung for rung in rungs if rung.settings]
+    checkpointing = ("gradient_checkpointing", _becomes(False, True))
     found = [
-        *_each(rungs, "bf16 saves memory", "mixed_precision", "no", "bf16", _saves(SAVED_BY_BF16)),
-        *_each(
-            rungs, "checkpointing saves memory", "gradient_checkpointing", False, True, _saves(SAVED_BY_CHECKPOINTING)
-        ),
-        *_each(rungs, "checkpointing costs little time", "gradient_checkpointing", False, True, _costs),
-        *_accumulation(rungs),
+        *_each(known, "bf16 saves memory", ("mixed_precision", _becomes("no", "bf16")), _saves_by_bf16),
+        *_each(known, "checkpointing saves memory", checkpointing, _saves_by_checkpointing),
+        *_each(known, "checkpointing costs little time", checkpointing, _costs),
+        *_each(known, "accumulation equals the big batch", ("gradient_accumulation_steps", _grows_from_1), _equals),
     ]
-    for precision, claim in half:
-        found += _each(rungs, claim, "mixed_precision", "no", precision, _follows)
+    for precision in ("bf16", "fp16"):
+        found += _each(known, f"{precision} follows fp32", ("mixed_precision", _becomes("no", precision)), _agrees)
     return [*found, *(_active(rung) for rung in rungs)]
 
 
-def _each(
-    rungs: list[Rung], claim: str, setting: str, before_value: Any, after_value: Any, decide: Decide
-) -> list[Check]:
-    """The check for every pair of rungs that differ in this setting alone."""
-    compared = list(pairs(rungs, setting, lambda before, after: (before, after) == (before_value, after_value)))
+def _becomes(before: Any, after: Any) -> Accept:
+    return lambda *values: values == (before, after)
+
+
+def _grows_from_1(before: Any, after: Any) -> bool:
+    return before == 1 and after > 1
+
+
+def _each(rungs: list[Rung], claim: str, change: tuple[str, Accept], decide: Decide) -> list[Check]:
+    """The check for every pair of rungs that differ in this setting alone, in this way."""
+    setting, accept = change
+    compared = list(pairs(rungs, setting, accept))
     if not compared:
-        why = f"no two rungs differ in {setting} alone ({before_value} and {after_value})"
-        return [Check(claim, (), "SKIP", why, "")]
+        return [Check(claim, (), "SKIP", f"no two rungs differ in {setting} alone in the way that this asks for", "")]
     return [_decided(claim, before, after, decide) for before, after in compared]
 
 
@@ -72,16 +80,32 @@ def _decided(claim: str, before: Rung, after: Rung, decide: Decide) -> Check:
     return Check(claim, names, verdict, measured, bound)
 
 
-def _saves(share: float) -> Decide:
-    def decide(before: Rung, after: Rung) -> tuple[str, str, str]:
-        bound = f"at least {share:.0%} less"
-        if before.peak is None or after.peak is None:
-            return "SKIP", "peak memory was not measured", bound
-        saved = 1 - after.peak / before.peak
-        text = f"{before.peak:,.1f} to {after.peak:,.1f} MiB, {saved:.1%} less"
-        return _verdict(saved >= share), text, bound
+def _saves_by_bf16(before: Rung, after: Rung) -> tuple[str, str, str]:
+    """The claim is about a peak that is mostly activations; accumulation and checkpointing take those away first."""
+    others = before.settings["gradient_accumulation_steps"] > 1 or before.settings["gradient_checkpointing"]
+    return _saves(
+        before, after, SAVED_BY_BF16, "accumulation or checkpointing has left few activations" if others else ""
+    )
 
-    return decide
+
+def _saves_by_checkpointing(before: Rung, after: Rung) -> tuple[str, str, str]:
+    """The claim is about eager mode: a compiler chooses by itself what to recompute."""
+    return _saves(before, after, SAVED_BY_CHECKPOINTING, "the compiler recomputes, too" if _compiled(before) else "")
+
+
+def _saves(before: Rung, after: Rung, share: float, not_asked: str) -> tuple[str, str, str]:
+    bound = f"at least {share:.0%} less"
+    if before.peak is None or after.peak is None:
+        return "SKIP", "peak memory was not measured", bound
+    saved = 1 - after.peak / before.peak
+    text = f"{before.peak:,.1f} to {after.peak:,.1f} MiB, {saved:.1%} less"
+    if not_asked:
+        return "SKIP", f"{text}; not asked, since {not_asked}", bound
+    return _verdict(saved >= share), text, bound
+
+
+def _compiled(rung: Rung) -> bool:
+    return bool(rung.settings["torch_compile"])
 
 
 def _costs(before: Rung, after: Rung) -> tuple[str, str, str]:
@@ -90,15 +114,22 @@ def _costs(before: Rung, after: Rung) -> tuple[str, str, str]:
         return "SKIP", "too few timed steps for a speed", bound
     cost = after.step_ms.median / before.step_ms.median - 1
     text = f"{before.step_ms.median:,.0f} to {after.step_ms.median:,.0f} ms a step, {cost:+.1%}"
+    if _compiled(before):
+        return "SKIP", f"{text}; not asked, since the compiler recomputes, too", bound
     return _verdict(cost <= COST_OF_CHECKPOINTING), text, bound
 
 
-def _follows(before: Rung, after: Rung) -> tuple[str, str, str]:
+def _agrees(before: Rung, after: Rung) -> tuple[str, str, str]:
     return _agree(before, after, STEP_1[after.settings["mixed_precision"]], ALL_STEPS)
 
 
 def _equals(before: Rung, after: Rung) -> tuple[str, str, str]:
-    return _agree(before, after, STEP_1_ACCUMULATED[after.settings["mixed_precision"]], ALL_STEPS_ACCUMULATED)
+    verdict, text, bound = _agree(
+        before, after, STEP_1_ACCUMULATED[after.settings["mixed_precision"]], ALL_STEPS_ACCUMULATED
+    )
+    if before.rounds[0]["evidence"].get("dropout"):
+        return "SKIP", f"{text}; not asked, since dropout draws other numbers for other micro-batches", bound
+    return verdict, text, bound
 
 
 def _agree(before: Rung, after: Rung, step_1: float, all_steps: float) -> tuple[str, str, str]:
@@ -109,14 +140,6 @@ def _agree(before: Rung, after: Rung, step_1: float, all_steps: float) -> tuple[
     skipped = before.skipped_steps + after.skipped_steps
     text += f" ({skipped} steps skipped)" if skipped else ""
     return _verdict(first <= step_1 and average <= all_steps), text, bound
-
-
-def _accumulation(rungs: list[Rung]) -> list[Check]:
-    claim, setting = "accumulation equals the big batch", "gradient_accumulation_steps"
-    compared = list(pairs(rungs, setting, lambda before, after: before == 1 and after > 1))
-    if not compared:
-        return [Check(claim, (), "SKIP", f"no two rungs differ in {setting} alone", "")]
-    return [_decided(claim, before, after, _equals) for before, after in compared]
 
 
 def _active(rung: Rung) -> Check:
@@ -147,10 +170,16 @@ def _active(rung: Rung) -> Check:
 def distances(a: Rung, b: Rung) -> tuple[float, float]:
     """How far two loss trajectories lie apart, relative to `a`: at step 1, and on average.
 
-    Compared after equal numbers of updates: a step that fp16 skipped taught nothing.
+    At step 1 the weights and the rows are equal. On average after equal numbers of updates: a step that fp16 skipped
+    taught nothing.
     """
-    each = [abs(y - x) / abs(x) for x, y in zip(a.updates, b.updates, strict=False) if x is not None and y is not None]
-    return (each[0], statistics.fmean(each)) if each else (float("inf"), float("inf"))
+    first, each = _relative(a.losses[:1], b.losses[:1]), _relative(a.updates, b.updates)
+    return (first[0], statistics.fmean(each)) if first and each else (float("inf"), float("inf"))
+
+
+def _relative(a: list[float | None], b: list[float | None]) -> list[float]:
+    pairs_of_losses = ((x, y) for x, y in zip(a, b, strict=False) if x is not None and y is not None)
+    return [abs(y - x) / abs(x) if x else abs(y) for x, y in pairs_of_losses]
 
 
 def _verdict(passed: bool) -> str:

@@ -13,6 +13,8 @@ from .problems import SettingsError
 from .report import Report, conditions, terminal_table, write_report
 from .tracking import WandbTracker
 
+ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 class Climb:
     """Runs what a ladder has left to run, for a number of rounds."""
@@ -20,17 +22,21 @@ class Climb:
     def __init__(self, ladder: Ladder, repeats: int):
         self.ladder, self.repeats = ladder, repeats
         self.outside: list[float] = []
+        self.ran = False
 
     def run(self) -> int:
         """Climbs, reports and returns the exit code: 0 only if no rung and no check failed; 130 or 143 if stopped."""
         stopped = 0
-        previous = signal.signal(signal.SIGTERM, _stop)
+        # A terminal that is closed, and a scheduler that ends its job, are like Ctrl-C.
+        for name in ENDING_SIGNALS:
+            signal.signal(name, _stop)
         try:
             self.ladder.climb(self.repeats, self._after)
         except KeyboardInterrupt as interrupt:
-            stopped = 143 if interrupt.args else 130
-        finally:
-            signal.signal(signal.SIGTERM, previous)
+            stopped = 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
+            # The report is written now; another Ctrl-C must not leave half of it.
+            for name in (*ENDING_SIGNALS, signal.SIGINT):
+                signal.signal(name, signal.SIG_IGN)
         try:
             report = write_report(self.ladder.folder)
         except SettingsError:
@@ -41,6 +47,7 @@ class Climb:
 
     def _after(self, rung: Rung, result: dict[str, Any], started: float) -> None:
         """After each rung: the report so far, and one line."""
+        self.ran = True
         write_report(self.ladder.folder)
         took = time.monotonic() - started
         line = result["status"]
@@ -50,7 +57,9 @@ class Climb:
             result["loss"].get("last"),
         )
         line += f", peak {peak:,.1f} MiB" if peak else ""
-        line += f", {speed['step_ms_median']:,.0f} ms a step" if speed.get("step_ms_median") else ""
+        if speed.get("step_ms_median"):
+            line += f", {speed['step_ms_median']:,.0f} ms a step"
+            line += f" ({speed['step_ms_p10']:,.0f}–{speed['step_ms_p90']:,.0f})"
         line += f", loss {loss:.4f}" if loss else ""
         if result["status"] == "ok":
             outside = took - speed["all_steps_seconds"]
@@ -69,7 +78,8 @@ class Climb:
         if stopped:
             print("stopped; the same command continues")
             return
-        for line in _track(report, self.ladder.folder, self.ladder.group):
+        # A finished ladder that was only looked at again has nothing new to tell.
+        for line in _track(report, self.ladder.folder, self.ladder.group) if self.ran else ():
             print(f"W&B: {line}")
 
 
@@ -80,7 +90,8 @@ def _track(report: Report, folder: Path, group: str) -> list[str]:
         return []
     PartialState(cpu=True)  # Accelerate's trackers log through it; this process trains nothing.
     shared = conditions(report.rungs)
-    names = {"name": "report", "group": group, "job_type": "report"}
+    # One report a group, also when a ladder is continued.
+    names = {"name": "report", "group": group, "job_type": "report", "id": f"{group}-report", "resume": "allow"}
     tracker = WandbTracker(tracked[0]["project"], folder, {**shared["settings"], **shared}, **names)
     checks = {f"check/{c.claim} ({' to '.join(c.rungs)})": f"{c.verdict}: {c.measured}" for c in report.checks}
     tracker.log_report(report.rows, checks, report.pictures)

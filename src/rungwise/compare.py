@@ -72,14 +72,15 @@ class Rung:
 
     @property
     def step_ms(self) -> Spread | None:
-        """Wall time of an optimizer step: over the rounds' medians, or within the one round its p10 and p90."""
+        """Wall time of an optimizer step: the median of all rounds, from the lowest p10 to the highest p90."""
         timed = [r["throughput"] for r in self.rounds if r["throughput"].get("step_ms_median")] if self.ok else []
         if not timed:
             return None
-        if len(timed) == 1:
-            return Spread(*(timed[0][f"step_ms_{name}"] for name in ("median", "p10", "p90")))
-        medians = [speed["step_ms_median"] for speed in timed]
-        return Spread(statistics.median(medians), min(medians), max(medians))
+        return Spread(
+            statistics.median(speed["step_ms_median"] for speed in timed),
+            min(speed["step_ms_p10"] for speed in timed),
+            max(speed["step_ms_p90"] for speed in timed),
+        )
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -107,36 +108,37 @@ class Rung:
         return self.rounds[0]["amp"].get("skipped_steps", 0)
 
     @property
+    def loss_scale(self) -> float | None:
+        """fp16's scale at the last step."""
+        return self.rounds[0]["amp"].get("loss_scale")
+
+    @property
     def last_loss(self) -> float | None:
         return self.losses[-1] if self.losses and self.ok else None
 
 
 def load(folder: Path) -> list[Rung]:
-    """The rungs in a ladder's folder, in the order in which they were run first.
+    """The rungs in a ladder's folder: those of its `ladder.json` in their order, or without it all, by date.
 
     Reads `<rung>/round-N/result.json`, and beside them the memory of one step over time.
     """
     found: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
-    for path in sorted(folder.glob("*/round-*/result.json"), key=lambda p: int(p.parent.name.split("-")[1])):
-        result = read_result(path.parent)
+    rounds = [path.parent for path in folder.glob("*/round-*/result.json") if path.parent.name[6:].isdigit()]
+    for path in sorted(rounds, key=lambda path: int(path.name[6:])):
+        result = read_result(path)
         if result is not None:
-            found.setdefault(path.parent.parent.name, []).append((path.parent, result))
-    rungs = [Rung(name, [result for _, result in runs], _timeline(runs[0][0])) for name, runs in found.items()]
-    order = _order(folder, rungs)
-    return sorted(rungs, key=lambda rung: order.index(rung.name))
-
-
-def _order(folder: Path, rungs: list[Rung]) -> list[str]:
-    """As in the ladder's own list, where it lies there; else by date."""
+            found.setdefault(path.parent.name, []).append((path, result))
+    rungs = {name: Rung(name, [result for _, result in runs], _timeline(runs[0][0])) for name, runs in found.items()}
     listed = _listed(folder / "ladder.json")
-    dated = sorted(rungs, key=lambda rung: rung.rounds[0]["environment"].get("date", "9999"))
-    return [*listed, *(rung.name for rung in dated if rung.name not in listed)]
+    if listed:
+        return [rungs[name] for name in listed if name in rungs]
+    return sorted(rungs.values(), key=lambda rung: rung.rounds[0]["environment"].get("date", "9999"))
 
 
 def _listed(path: Path) -> list[str]:
     """The names of the rungs in `ladder.json`, or none."""
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["rungs"])
+        return list(json.loads(path.read_text(encoding="utf-8"))["order"])
     except (OSError, ValueError, KeyError):
         return []
 

@@ -34,6 +34,13 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
+def machine() -> dict[str, Any]:
+    """What must stay the same for figures to be comparable: versions, device and threads."""
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    count = torch.accelerator.device_count() if device.type != "cpu" else 1
+    return {**versions(), "device": device_name(device), "device_count": count, "cores": os.cpu_count()}
+
+
 def device_name(device: torch.device) -> str:
     """The device as its maker calls it."""
     if device.type == "cuda":

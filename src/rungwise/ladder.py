@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 import yaml
 from filelock import FileLock, Timeout
 
-from .environment import versions
+from .environment import machine
 from .flags import read_flags
 from .problems import SettingsError, closest
-from .result import read_result
+from .resolve import parse
+from .result import read_result, write_json
 from .run import check
 from .settings import FIELDS
+from .techniques import MEASURED_ACCELERATORS
 
 ROOT = Path(__file__).parents[2]
 FILE_KEYS = ("flags", "rungs")
@@ -62,10 +67,12 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     problems: list[str] = []
     shared, rungs = _load(path, problems)
     given, _ = read_flags(extra, problems, None)
+    # What each rung sets by its flags or by its config.
+    resolved = {rung: parse(_arguments({**shared, **flags}), {})[0] for rung, flags in rungs.items()} if given else {}
     for name in given:
-        clashing = [rung for rung, flags in rungs.items() if name in flags]
-        if name in OWN_FLAGS or clashing:
-            why = "the ladder makes it itself" if name in OWN_FLAGS else f"rungs differ in it ({', '.join(clashing)})"
+        differs = len({str(getattr(settings, name)) for settings in resolved.values()}) > 1
+        if name in OWN_FLAGS or differs:
+            why = "the ladder makes it itself" if name in OWN_FLAGS else "the rungs differ in it"
             problems.append(f"--{name} cannot be given to every rung: {why}; change {path}, or a copy of it")
     if problems:
         raise SettingsError(problems)
@@ -96,11 +103,16 @@ def _load(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, dic
             problems.append(
                 f"--ladder {path}: unknown key {key!r}{closest(str(key), FILE_KEYS)}; it takes flags and rungs"
             )
-    groups = {"flags": content.get("flags") or {}, **{str(name): flags or {} for name, flags in rungs.items()}}
+    groups = {"flags": content.get("flags") or {}, **{name: flags or {} for name, flags in rungs.items()}}
     for group, flags in groups.items():
-        if not re.fullmatch(r"[\w.+=-]+", group):
+        if (
+            not isinstance(group, str)
+            or not re.fullmatch(r"\w[\w.+=-]*", group)
+            or (group == "flags" and group in rungs)
+        ):
             problems.append(
-                f"--ladder {path}: rung {group!r}: letters, digits and . _ - + = only, since it names a folder"
+                f"--ladder {path}: rung {group!r}: a name must be text, not `flags`, and name a folder "
+                "(letters, digits and . _ - + =)"
             )
         if not isinstance(flags, dict):
             problems.append(f"--ladder {path}: {group}: must be `flag: value` lines, not {flags!r}")
@@ -110,6 +122,12 @@ def _load(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, dic
             if flag not in FIELDS or FIELDS[flag].metadata["group"] is None or flag in OWN_FLAGS:
                 problems.append(f"--ladder {path}: {group}: no flag {flag!r}{closest(str(flag), FIELDS)}")
     return groups.pop("flags"), groups
+
+
+def _processes() -> int:
+    """How many processes `accelerate launch` starts here when it is told nothing: one a GPU."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return torch.accelerator.device_count() if device is not None and device.type in MEASURED_ACCELERATORS else 1
 
 
 def _arguments(flags: Mapping[str, Any]) -> list[str]:
@@ -134,13 +152,20 @@ class Ladder:
             other arguments, configs or versions. Nothing was run or changed then.
     """
 
-    def __init__(self, name: str, rungs: Sequence[Rung], folder: Path, group: str, fresh: bool = False):
+    def __init__(
+        self,
+        name: str,
+        rungs: Sequence[Rung],
+        folder: Path,
+        group: str,
+        fresh: bool = False,
+    ):
         self.name, self.rungs, self.folder, self.group, self.fresh = name, list(rungs), folder, group, fresh
 
     def __enter__(self) -> "Ladder":
         problems: dict[str, list[str]] = {}
         for rung in self.rungs:
-            for problem in check(rung.arguments, environ={})[1]:
+            for problem in check(rung.arguments, environ={"WORLD_SIZE": str(_processes())})[1]:
                 problems.setdefault(problem, []).append(rung.name)
         if problems:
             everywhere = len(self.rungs)
@@ -167,27 +192,57 @@ class Ladder:
 
     def _take_folder(self) -> None:
         path = self.folder / "ladder.json"
-        if self.fresh and path.exists():
-            shutil.rmtree(self.folder)
-        now = {"rungs": {rung.name: self._identity(rung) for rung in self.rungs}, "versions": versions()}
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else now
+        results = list(self.folder.glob("*/round-*"))
+        if self.fresh:
+            for made in {*(round_.parent for round_ in results), path, *self.folder.glob("report.*")}:
+                shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
+        now = {"machine": machine(), "rungs": {r.name: self._identity(r) for r in self.rungs}}
+        before = now
+        if path.exists():
+            try:
+                before = json.loads(path.read_text(encoding="utf-8"))
+            except json.JSONDecodeError as error:
+                raise SettingsError(
+                    [f"{path} is damaged; give another --output_dir, or --fresh to start anew"]
+                ) from error
+        elif results and not self.fresh:
+            raise SettingsError(
+                [f"{self.folder} holds results of no known ladder; give another --output_dir, or --fresh"]
+            )
+        self._refuse_changes(before, now)
+        orphans = [p.pid for p in psutil.process_iter() if self._runs_here(p)]
+        if orphans:
+            raise SettingsError(
+                [f"a rung of an earlier ladder still runs in {self.folder} (process {orphans[0]}); end it"]
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = {"schema": 1, "name": self.name, "group": self.group, "order": [r.name for r in self.rungs], **now}
+        content["rungs"] = {**before["rungs"], **now["rungs"]}
+        write_json(path, content)
+
+    def _refuse_changes(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        """Figures of other settings, configs, versions or machines are never mixed with these."""
         changed = [
             f"{rung}: {_difference(before['rungs'][rung], identity)}"
             for rung, identity in now["rungs"].items()
             if before["rungs"].get(rung, identity) != identity
         ]
         changed += [
-            f"{package} {before['versions'].get(package)} became {version}"
-            for package, version in now["versions"].items()
-            if before["versions"].get(package) != version
+            f"{name}: it was {before['machine'].get(name)} and is now {value}"
+            for name, value in now["machine"].items()
+            if before["machine"].get(name) != value
         ]
         if changed:
             mend = "give another --output_dir, or --fresh to start it anew"
             raise SettingsError([f"{self.folder} was made otherwise ({line}); {mend}" for line in changed])
-        self.folder.mkdir(parents=True, exist_ok=True)
-        content = {"schema": 1, "name": self.name, "group": self.group, **now}
-        content["rungs"] = {**now["rungs"], **before["rungs"]}
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def _runs_here(self, process: psutil.Process) -> bool:
+        """Whether a process is a rung in this folder, left by a ladder that was killed."""
+        with contextlib.suppress(psutil.Error, OSError):
+            words = process.cmdline()
+            ours = any(word.startswith(f"{self.folder}{os.sep}") for word in words)
+            return ours and any(word.endswith("ablate.py") for word in words) and process.cwd() == str(Path.cwd())
+        return False
 
     def _identity(self, rung: Rung) -> dict[str, Any]:
         config = rung.arguments[rung.arguments.index("--config") + 1]
@@ -235,7 +290,7 @@ class Ladder:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             said = lines[-1] if lines else "it printed nothing"
             result = _no_result(rung, f"exit code {process.returncode} before the run began: {said}")
-            (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            write_json(folder / "result.json", result)
         return result
 
 
@@ -265,16 +320,22 @@ def _show_step(folder: Path, shown: str) -> str:
 
 
 def end_processes(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of a rung, its launcher's children included: asks, waits, and then insists."""
+    """Ends what is left of a rung: asks it, waits for it to write its result, and then insists.
+
+    Asked are the launcher and what shares its process group. Helpers of the rung, such as W&B's own process, are not:
+    the rung needs them to end in order. A second Ctrl-C does not wait.
+    """
     family = _family(process.pid)
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.terminate()
-    _, alive = psutil.wait_procs(family, timeout=SECONDS_TO_END)
-    for member in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait()
+    try:
+        if family and hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        psutil.wait_procs(family, timeout=SECONDS_TO_END)
+    finally:
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.wait()
 
 
 def _family(leader: int) -> list[psutil.Process]:
@@ -301,7 +362,7 @@ def group_of(name: str, folder: Path, fresh: bool) -> str:
             return json.loads((folder / "ladder.json").read_text(encoding="utf-8"))["group"]
     except (OSError, json.JSONDecodeError, KeyError):
         pass
-    return f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def _round(number: int, repeats: int) -> str:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-DASHES = ("-", "--", "-.", ":")
+DASHES = ("-", "--", ":")
 STYLE = {
     "font.size": 11,
     "axes.spines.top": False,
@@ -84,7 +84,7 @@ def memory_and_speed(rungs: list[Rung]) -> Figure | None:
     left.set_yticks(range(len(rungs)), [rung.name for rung in rungs])
     left.invert_yaxis()
     left.set_xlabel("peak allocated memory (MiB)")
-    right.set_xlabel(f"step time (ms), bars: {_spread_words(rungs)}")
+    right.set_xlabel("step time (ms), bars: p10 to p90")
     for axes in (left, right):
         axes.grid(axis="x")
         axes.margins(x=0.16)
@@ -147,7 +147,7 @@ def accumulation(rungs: list[Rung]) -> Figure | None:
     time_axes.set_ylim(bottom=0)
     for axes in (memory_axes, time_axes):
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    time_axes.set_ylabel(f"step time (ms), bars: {_spread_words(rungs)}", color=COLOURS[5])
+    time_axes.set_ylabel("step time (ms), bars: p10 to p90", color=COLOURS[5])
     return figure
 
 
@@ -194,7 +194,3 @@ def _line(number: int) -> dict[str, object]:
 
 def _first(rungs: list[Rung]) -> int:
     return next(y for y, rung in enumerate(rungs) if rung.peak is not None)
-
-
-def _spread_words(rungs: list[Rung]) -> str:
-    return "fastest to slowest round" if any(len(rung.rounds) > 1 for rung in rungs) else "p10 to p90"

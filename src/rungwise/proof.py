@@ -19,6 +19,13 @@ class InactiveTechnique(RuntimeError):
     """A technique that was asked for did not act, so the run would carry a false label."""
 
 
+def has_dropout(model: PreTrainedModel) -> bool:
+    """Whether training draws random numbers: then a window split otherwise draws others."""
+    modules = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+    # In attention many models drop without a module of their own.
+    return modules or getattr(model.config, "attention_dropout", 0.0) > 0
+
+
 class Proof:
     """Takes notes while the first optimizer step runs; `check` compares them with what was asked for.
 
@@ -30,6 +37,7 @@ class Proof:
         self.settings, self.compiled = settings, compiled
         self.dtypes: set[torch.dtype] = set()
         self.recomputed_blocks = 0
+        self._dropout = has_dropout(model)
         self._loss = model.loss_function
         self._in_forward = False
         self._hooks: list[RemovableHandle] = []
@@ -106,5 +114,6 @@ class Proof:
             "recomputed_blocks": self.recomputed_blocks,
             "compiled_graphs": self.compiled.graphs if self.compiled else 0,
             "processes": accelerator.num_processes,
+            "dropout": self._dropout,
             "distributed_type": accelerator.distributed_type.value,
         }

@@ -11,27 +11,28 @@ from .compare import NAMING, OWNERS, Rung, Spread, load, reference
 from .pictures import draw
 from .problems import SettingsError
 
-COLUMNS = {
-    "rung": "rung",
-    "status": "status",
-    "peak_mib": "peak MiB",
-    "peak_vs_first": "vs first",
-    "peak_vs_before": "vs before",
-    "parameters_mib": "parameters",
-    "gradients_mib": "gradients",
-    "optimizer_state_mib": "optimizer state",
-    "activations_mib": "activations",
-    "step_ms": "step ms",
-    "step_ms_low": "low",
-    "step_ms_high": "high",
-    "tokens_per_second": "tokens/s",
-    "speed_vs_first": "vs first",
-    "compile_seconds": "compile s",
-    "last_loss": "last loss",
-    "loss_vs_fp32": "vs fp32",
-    "skipped_steps": "skipped steps",
-    "reason": "reason",
-}
+COLUMNS = (
+    "rung",
+    "status",
+    "peak_mib",
+    "peak_vs_first",
+    "peak_vs_before",
+    "parameters_mib",
+    "gradients_mib",
+    "optimizer_state_mib",
+    "activations_mib",
+    "step_ms",
+    "step_ms_low",
+    "step_ms_high",
+    "tokens_per_second",
+    "speed_vs_first",
+    "compile_seconds",
+    "last_loss",
+    "loss_vs_fp32",
+    "skipped_steps",
+    "loss_scale",
+    "reason",
+)
 PICTURES = {
     "ladder.png": "Peak memory by owner, and step time",
     "loss.png": "Loss",
@@ -50,12 +51,10 @@ class Report:
     pictures: list[Path]
 
     @property
-    def failed(self) -> list[str]:
-        """The rungs and checks that failed, in words."""
-        rungs = [f"{rung.name}: {rung.status}" for rung in self.rungs if rung.status not in ("ok", "skipped")]
-        return rungs + [
-            f"{check.claim} ({', '.join(check.rungs)})" for check in self.checks if check.verdict == "FAIL"
-        ]
+    def failed(self) -> bool:
+        """Whether a rung or a check failed."""
+        rungs = any(rung.status not in ("ok", "skipped") for rung in self.rungs)
+        return rungs or any(check.verdict == "FAIL" for check in self.checks)
 
 
 def write_report(folder: Path) -> Report:
@@ -108,7 +107,7 @@ def table(rungs: list[Rung]) -> list[dict[str, Any]]:
                 "step_ms_low": step.low if step else None,
                 "step_ms_high": step.high if step else None,
                 "tokens_per_second": rung.tokens_per_second,
-                "speed_vs_first": _change(first.tokens_per_second, rung.tokens_per_second)
+                "speed_vs_first": _change(step.median, first.step_ms.median)
                 if rung is not first and _apart(first.step_ms, step)
                 else None,
                 "compile_seconds": rung.compile_seconds,
@@ -117,6 +116,7 @@ def table(rungs: list[Rung]) -> list[dict[str, Any]]:
                 if fp32 and rung is not fp32 and rung.last_loss is not None and len(rung.losses) == len(fp32.losses)
                 else None,
                 "skipped_steps": rung.skipped_steps,
+                "loss_scale": rung.loss_scale,
                 "reason": rung.reason,
             }
         )
@@ -158,7 +158,7 @@ def markdown(report: Report, title: str) -> str:
             + ".",
             "",
         ]
-    lines += [*markdown_table(report), "", _notes(report), ""]
+    lines += [*markdown_table(report), "", NOTES, ""]
     lines += ["## Checks", "", "| check | rungs | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
     for check in report.checks:
         cells = (check.claim, " → ".join(check.rungs), f"**{check.verdict}**", check.measured, check.bound)
@@ -187,7 +187,8 @@ def markdown_table(report: Report) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", "| --- | --- " + "| ---: " * (len(heads) - 2) + "|"]
     for row in report.rows:
         status = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
-        status += f" ({row['skipped_steps']} steps skipped)" if row["skipped_steps"] else ""
+        if row["loss_scale"] is not None:
+            status += f" (loss scale {row['loss_scale']:,.0f}, {row['skipped_steps']} steps skipped)"
         owners = " / ".join(_number(row[f"{owner}_mib"], 1) for owner in OWNERS if owner != "buffers")
         cells = [
             row["rung"],
@@ -216,7 +217,7 @@ def terminal_table(report: Report) -> str:
             row["status"],
             _number(row["peak_mib"], 1),
             _share(row["peak_vs_first"]),
-            _number(row["step_ms"]),
+            _step(row),
             _number(row["tokens_per_second"]),
             _speed_change(row, report.rows[0]),
             _number(row["last_loss"], 4),
@@ -244,16 +245,12 @@ def terminal_table(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _notes(report: Report) -> str:
-    several = any(len(rung.rounds) > 1 for rung in report.rungs)
-    spread = (
-        "the fastest and the slowest round's median" if several else "the 10th and the 90th percentile of the steps"
-    )
-    return (
-        "Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. "
-        f"The spread of a step is {spread}. ≈ marks speeds whose spreads overlap: no difference is claimed. "
-        "Losses are compared at the last step."
-    )
+NOTES = (
+    "Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. "
+    "The spread of a step is from the 10th to the 90th percentile of its steps, over several rounds from the lowest "
+    "to the highest. Speed is compared by the median step; ≈ marks steps whose spreads overlap: no difference is claimed. "
+    "Losses are compared at the last step."
+)
 
 
 def _change(before: float | None, after: float | None) -> float | None:

@@ -106,11 +106,8 @@ class Record:
         )
 
     def write(self, folder: Path) -> None:
-        """Writes `result.json` beside itself and renames it, so that a reader never sees half of one."""
-        path = folder / "result.json"
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        """Writes `result.json`."""
+        write_json(folder / "result.json", self.as_dict())
 
     def summary(self) -> dict[str, Any]:
         """The figures of the run by their metric names, for a tracker."""
@@ -130,6 +127,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a file beside itself and renames it, so that a reader never sees half of one."""
+    temporary = path.with_suffix(".json.tmp")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
