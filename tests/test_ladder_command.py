@@ -19,7 +19,7 @@ flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_siz
 rungs:
   fp32: {}
   slow: {max_steps: 200000}
-  ckpt: {gradient_checkpointing: true}
+  accum: {gradient_accumulation_steps: 2}
 """
 ENDS = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,
@@ -36,7 +36,10 @@ rungs:
 def home(tmp_path):
     for name in ("recipes", "accelerate_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    return tmp_path
+    yield tmp_path
+    # A test that failed half way leaves nothing running.
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
 
 
 def start(home, text, *flags, **options):
@@ -96,11 +99,11 @@ def test_killed_half_way_and_continued(home):
     assert len(list((home / "runs/some/wandb").glob("offline-run-*"))) == 1
     assert "fp32: finished before (ok)" in output
     assert result_of(home, "fp32")["environment"]["date"] == first
-    assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "ckpt")] == ["ok"] * 3
+    assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "accum")] == ["ok"] * 3
     assert "accelerate launch --main_process_port 0 recipes/ablate.py --config" in output
     assert "outside training" in output
 
-    shutil.rmtree(home / "runs/some/ckpt")
+    shutil.rmtree(home / "runs/some/accum")
     only = subprocess.run(
         [sys.executable, "recipes/ladder.py", "--report_only", "runs/some"],
         cwd=home,
@@ -110,8 +113,8 @@ def test_killed_half_way_and_continued(home):
         check=False,
     )
     assert only.returncode == 0, only.stderr
-    assert not (home / "runs/some/ckpt").exists()
-    assert "ckpt" not in (home / "runs/some/ladder.csv").read_text()
+    assert not (home / "runs/some/accum").exists()
+    assert "accum" not in (home / "runs/some/ladder.csv").read_text()
 
 
 def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home):
@@ -126,7 +129,7 @@ def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home):
     killed.kill()
     output, errors = process.communicate(timeout=200)
     assert process.returncode == 1, output + errors
-    assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "ckpt")] == ["ok", "failed", "ok"]
+    assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "accum")] == ["ok", "failed", "ok"]
     assert "ended before it was finished (killed?)" in output
 
 

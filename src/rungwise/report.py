@@ -245,12 +245,11 @@ def terminal_table(report: Report) -> str:
     return "\n".join(lines)
 
 
-NOTES = (
-    "Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. "
-    "The spread of a step is from the 10th to the 90th percentile of its steps, over several rounds from the lowest "
-    "to the highest. Speed is compared by the median step; ≈ marks steps whose spreads overlap: no difference is claimed. "
-    "Losses are compared at the last step."
-)
+NOTES = """\
+Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. The spread of
+a step is from the 10th to the 90th percentile of its steps, over several rounds from the lowest to the highest. Speed
+is compared by the median step; ≈ marks steps whose spreads overlap: no difference is claimed. Losses are compared at
+the last step."""
 
 
 def _change(before: float | None, after: float | None) -> float | None:
