@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 
 from rungwise.climb import Climb
-from rungwise.ladder import Ladder, group_of, read_rungs
+from rungwise.ladder import Ladder, group_of
 from rungwise.problems import SettingsError
 from rungwise.report import terminal_table, write_report
+from rungwise.rungs import read_rungs
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:

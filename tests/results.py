@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from rungwise.compare import Rung
+from rungwise.compare import RungResult
 
 BASE = {
     "schema": 1,
@@ -99,6 +99,6 @@ def result(
     return made
 
 
-def rung(name: str, *rounds: dict[str, Any], timeline: Any = (), **changes: Any) -> Rung:
+def rung(name: str, *rounds: dict[str, Any], timeline: Any = (), **changes: Any) -> RungResult:
     """A rung of these rounds, or of one result with these changes."""
-    return Rung(name, list(rounds) or [result(**changes)], list(timeline))
+    return RungResult(name, list(rounds) or [result(**changes)], list(timeline))

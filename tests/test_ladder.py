@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 from rungwise import ladder
-from rungwise.ladder import Ladder, Rung, group_of, read_rungs
+from rungwise.ladder import Ladder, group_of
 from rungwise.problems import SettingsError
 from rungwise.run import check
+from rungwise.rungs import Rung, read_rungs
 
 import pytest
 from results import result

@@ -8,7 +8,8 @@ from pathlib import Path
 from rungwise import pictures
 from rungwise.compare import load
 from rungwise.problems import SettingsError
-from rungwise.report import COLUMNS, conditions, markdown_table, table, terminal_table, write_report
+from rungwise.report import markdown_table, terminal_table, write_report
+from rungwise.table import COLUMNS, conditions, table
 
 import pytest
 from matplotlib import image

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .compare import Rung, pairs
+from .compare import RungResult, pairs
 
 SAVED_BY_BF16 = 0.30
 SAVED_BY_CHECKPOINTING = 0.30
@@ -23,7 +23,7 @@ ALL_STEPS_ACCUMULATED = 0.01
 
 
 # Two rungs to verdict, measured figure and bound.
-Decide = Callable[[Rung, Rung], tuple[str, str, str]]
+Decide = Callable[[RungResult, RungResult], tuple[str, str, str]]
 # Two values of a setting to whether a pair of rungs with them is asked for.
 Accept = Callable[[Any, Any], bool]
 
@@ -39,7 +39,7 @@ class Check:
     bound: str
 
 
-def run_checks(rungs: list[Rung]) -> list[Check]:
+def run_checks(rungs: list[RungResult]) -> list[Check]:
     """Every check that these rungs can be asked, and for each that they cannot, why."""
     known = [rung for rung in rungs if rung.settings]
     checkpointing = ("gradient_checkpointing", _becomes(False, True))
@@ -62,7 +62,7 @@ def _grows_from_1(before: Any, after: Any) -> bool:
     return before == 1 and after > 1
 
 
-def _each(rungs: list[Rung], claim: str, change: tuple[str, Accept], decide: Decide) -> list[Check]:
+def _each(rungs: list[RungResult], claim: str, change: tuple[str, Accept], decide: Decide) -> list[Check]:
     """The check for every pair of rungs that differ in this setting alone, in this way."""
     setting, accept = change
     compared = list(pairs(rungs, setting, accept))
@@ -71,7 +71,7 @@ def _each(rungs: list[Rung], claim: str, change: tuple[str, Accept], decide: Dec
     return [_decided(claim, before, after, decide) for before, after in compared]
 
 
-def _decided(claim: str, before: Rung, after: Rung, decide: Decide) -> Check:
+def _decided(claim: str, before: RungResult, after: RungResult, decide: Decide) -> Check:
     names = (before.name, after.name)
     for rung in (before, after):
         if not rung.ok:
@@ -80,7 +80,7 @@ def _decided(claim: str, before: Rung, after: Rung, decide: Decide) -> Check:
     return Check(claim, names, verdict, measured, bound)
 
 
-def _saves_by_bf16(before: Rung, after: Rung) -> tuple[str, str, str]:
+def _saves_by_bf16(before: RungResult, after: RungResult) -> tuple[str, str, str]:
     """The claim is about a peak that is mostly activations; accumulation and checkpointing take those away first."""
     others = before.settings["gradient_accumulation_steps"] > 1 or before.settings["gradient_checkpointing"]
     return _saves(
@@ -88,12 +88,12 @@ def _saves_by_bf16(before: Rung, after: Rung) -> tuple[str, str, str]:
     )
 
 
-def _saves_by_checkpointing(before: Rung, after: Rung) -> tuple[str, str, str]:
+def _saves_by_checkpointing(before: RungResult, after: RungResult) -> tuple[str, str, str]:
     """The claim is about eager mode: a compiler chooses by itself what to recompute."""
     return _saves(before, after, SAVED_BY_CHECKPOINTING, "the compiler recomputes, too" if _compiled(before) else "")
 
 
-def _saves(before: Rung, after: Rung, share: float, not_asked: str) -> tuple[str, str, str]:
+def _saves(before: RungResult, after: RungResult, share: float, not_asked: str) -> tuple[str, str, str]:
     bound = f"at least {share:.0%} less"
     if before.peak is None or after.peak is None:
         return "SKIP", "peak memory was not measured", bound
@@ -104,11 +104,11 @@ def _saves(before: Rung, after: Rung, share: float, not_asked: str) -> tuple[str
     return _verdict(saved >= share), text, bound
 
 
-def _compiled(rung: Rung) -> bool:
+def _compiled(rung: RungResult) -> bool:
     return bool(rung.settings["torch_compile"])
 
 
-def _costs(before: Rung, after: Rung) -> tuple[str, str, str]:
+def _costs(before: RungResult, after: RungResult) -> tuple[str, str, str]:
     bound = f"at most {COST_OF_CHECKPOINTING:.0%} more"
     if before.step_ms is None or after.step_ms is None:
         return "SKIP", "too few timed steps for a speed", bound
@@ -119,11 +119,11 @@ def _costs(before: Rung, after: Rung) -> tuple[str, str, str]:
     return _verdict(cost <= COST_OF_CHECKPOINTING), text, bound
 
 
-def _agrees(before: Rung, after: Rung) -> tuple[str, str, str]:
+def _agrees(before: RungResult, after: RungResult) -> tuple[str, str, str]:
     return _agree(before, after, STEP_1[after.settings["mixed_precision"]], ALL_STEPS)
 
 
-def _equals(before: Rung, after: Rung) -> tuple[str, str, str]:
+def _equals(before: RungResult, after: RungResult) -> tuple[str, str, str]:
     verdict, text, bound = _agree(
         before, after, STEP_1_ACCUMULATED[after.settings["mixed_precision"]], ALL_STEPS_ACCUMULATED
     )
@@ -132,7 +132,7 @@ def _equals(before: Rung, after: Rung) -> tuple[str, str, str]:
     return verdict, text, bound
 
 
-def _agree(before: Rung, after: Rung, step_1: float, all_steps: float) -> tuple[str, str, str]:
+def _agree(before: RungResult, after: RungResult, step_1: float, all_steps: float) -> tuple[str, str, str]:
     first, average = distances(before, after)
     bound = f"step 1 within {step_1:.1e}, on average within {all_steps:.0%}"
     updates = min(len(before.updates), len(after.updates))
@@ -142,7 +142,7 @@ def _agree(before: Rung, after: Rung, step_1: float, all_steps: float) -> tuple[
     return _verdict(first <= step_1 and average <= all_steps), text, bound
 
 
-def _active(rung: Rung) -> Check:
+def _active(rung: RungResult) -> Check:
     """A run that is `ok` has proved its techniques; what it saw is held against what was asked for once more."""
     claim, bound = "every technique was active", "as asked for"
     if not rung.ok:
@@ -167,7 +167,7 @@ def _active(rung: Rung) -> Check:
     return Check(claim, (rung.name,), _verdict(not wrong), "; ".join(wrong or words), bound)
 
 
-def distances(a: Rung, b: Rung) -> tuple[float, float]:
+def distances(a: RungResult, b: RungResult) -> tuple[float, float]:
     """How far two loss trajectories lie apart, relative to `a`: at step 1, and on average.
 
     At step 1 the weights and the rows are equal. On average after equal numbers of updates: a step that fp16 skipped

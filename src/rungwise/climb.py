@@ -8,9 +8,11 @@ from typing import Any, NoReturn
 
 from accelerate import PartialState
 
-from .ladder import Ladder, Rung
+from .ladder import Ladder
 from .problems import SettingsError
-from .report import Report, conditions, terminal_table, write_report
+from .report import Report, terminal_table, write_report
+from .rungs import Rung
+from .table import conditions
 from .tracking import WandbTracker
 
 ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -32,7 +32,7 @@ class Spread:
 
 
 @dataclass
-class Rung:
+class RungResult:
     """One rung with the results of its rounds, at least one."""
 
     name: str
@@ -117,7 +117,7 @@ class Rung:
         return self.losses[-1] if self.losses and self.ok else None
 
 
-def load(folder: Path) -> list[Rung]:
+def load(folder: Path) -> list[RungResult]:
     """The rungs in a ladder's folder: those of its `ladder.json` in their order, or without it all, by date.
 
     Reads `<rung>/round-N/result.json`, and beside them the memory of one step over time.
@@ -128,7 +128,9 @@ def load(folder: Path) -> list[Rung]:
         result = read_result(path)
         if result is not None:
             found.setdefault(path.parent.name, []).append((path, result))
-    rungs = {name: Rung(name, [result for _, result in runs], _timeline(runs[0][0])) for name, runs in found.items()}
+    rungs = {
+        name: RungResult(name, [result for _, result in runs], _timeline(runs[0][0])) for name, runs in found.items()
+    }
     listed = _listed(folder / "ladder.json")
     if listed:
         return [rungs[name] for name in listed if name in rungs]
@@ -151,12 +153,14 @@ def _timeline(folder: Path) -> list[tuple[float, float]]:
         return []
 
 
-def reference(rungs: list[Rung]) -> Rung | None:
+def reference(rungs: list[RungResult]) -> RungResult | None:
     """The rung whose loss the others are compared with: the first in fp32 that ran to its end."""
     return next((rung for rung in rungs if rung.ok and rung.settings["mixed_precision"] == "no"), None)
 
 
-def pairs(rungs: list[Rung], setting: str, accept: Callable[[Any, Any], bool]) -> Iterator[tuple[Rung, Rung]]:
+def pairs(
+    rungs: list[RungResult], setting: str, accept: Callable[[Any, Any], bool]
+) -> Iterator[tuple[RungResult, RungResult]]:
     """Pairs of rungs that differ in one setting alone, whose two values `accept(before, after)` takes."""
     for before in rungs:
         for after in rungs:

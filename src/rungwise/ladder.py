@@ -1,145 +1,34 @@
-"""Which rungs, in which order, each in a fresh process; picks up where it was stopped."""
+"""Which rungs are left to run in a folder, each in a fresh process; picks up where it was stopped."""
 
 import contextlib
 import json
 import os
-import re
 import secrets
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-import yaml
 from filelock import FileLock, Timeout
 
 from .environment import machine
-from .flags import read_flags
-from .problems import SettingsError, closest
-from .resolve import parse
+from .problems import SettingsError
+from .processes import end_processes, wait_for
 from .result import read_result, write_json
 from .run import check
-from .settings import FIELDS
+from .rungs import Rung
 from .techniques import MEASURED_ACCELERATORS
 
 ROOT = Path(__file__).parents[2]
-FILE_KEYS = ("flags", "rungs")
-# What the ladder itself decides for each rung.
-OWN_FLAGS = ("run_name", "group", "output_dir")
 # A rung with one of these has said what it has to say; any other is run again.
 FINISHED = ("ok", "out_of_memory", "diverged", "skipped")
-SECONDS_TO_END = 30
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A name, and the arguments of `ablate.py` that make it, its folder aside."""
-
-    name: str
-    arguments: tuple[str, ...]
-
-    def command(self, folder: Path | None = None) -> list[str]:
-        """What a person would type. Port 0 lets Accelerate find a free one, should it need one."""
-        place = ["--output_dir", str(folder)] if folder else []
-        return ["accelerate", "launch", "--main_process_port", "0", "recipes/ablate.py", *self.arguments, *place]
-
-
-def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]:
-    """The rungs of a ladder file, with flags that go to each of them.
-
-    Args:
-        path: YAML with `rungs`, a mapping of names to the flags that differ, and `flags`, those that all share.
-        extra: flags from the command line for every rung; they go before the file's shared ones.
-        group: the tracker's group of all rungs.
-
-    Raises:
-        SettingsError: with all that is wrong with the file and the extra flags.
-    """
-    problems: list[str] = []
-    shared, rungs = _load(path, problems)
-    given, _ = read_flags(extra, problems, None)
-    # What each rung sets by its flags or by its config.
-    resolved = {rung: parse(_arguments({**shared, **flags}), {})[0] for rung, flags in rungs.items()} if given else {}
-    for name in given:
-        differs = len({str(getattr(settings, name)) for settings in resolved.values()}) > 1
-        if name in OWN_FLAGS or differs:
-            why = "the ladder makes it itself" if name in OWN_FLAGS else "the rungs differ in it"
-            problems.append(f"--{name} cannot be given to every rung: {why}; change {path}, or a copy of it")
-    if problems:
-        raise SettingsError(problems)
-    made = []
-    for rung, flags in rungs.items():
-        named = {**shared, **given, **flags, "run_name": rung, "group": group}
-        made.append(Rung(rung, tuple(_arguments(named))))
-    return made
-
-
-def _load(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The shared flags and the rungs' own, both checked for names; values are checked with each rung's settings."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        shipped = ", ".join(str(file) for file in sorted(Path("recipes/ladders").glob("*.yaml")))
-        problems.append(f"--ladder {path}: no such file; shipped here: {shipped}")
-        return {}, {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problems.append(f"--ladder {path}: cannot be read as YAML ({str(error).splitlines()[0]})")
-        return {}, {}
-    rungs = content.get("rungs") if isinstance(content, dict) else None
-    if not isinstance(rungs, dict) or not rungs:
-        problems.append(f"--ladder {path}: needs `rungs:`, names with the flags that differ, as in default.yaml")
-        return {}, {}
-    for key in content:
-        if key not in FILE_KEYS:
-            problems.append(
-                f"--ladder {path}: unknown key {key!r}{closest(str(key), FILE_KEYS)}; it takes flags and rungs"
-            )
-    groups = {"flags": content.get("flags") or {}, **{name: flags or {} for name, flags in rungs.items()}}
-    for group, flags in groups.items():
-        if (
-            not isinstance(group, str)
-            or not re.fullmatch(r"\w[\w.+=-]*", group)
-            or (group == "flags" and group in rungs)
-        ):
-            problems.append(
-                f"--ladder {path}: rung {group!r}: a name must be text, not `flags`, and name a folder "
-                "(letters, digits and . _ - + =)"
-            )
-        if not isinstance(flags, dict):
-            problems.append(f"--ladder {path}: {group}: must be `flag: value` lines, not {flags!r}")
-            groups[group] = {}
-            continue
-        for flag in flags:
-            if flag not in FIELDS or FIELDS[flag].metadata["group"] is None or flag in OWN_FLAGS:
-                problems.append(f"--ladder {path}: {group}: no flag {flag!r}{closest(str(flag), FIELDS)}")
-    return groups.pop("flags"), groups
-
-
-def _processes() -> int:
-    """How many processes `accelerate launch` starts here when it is told nothing: one a GPU."""
-    device = torch.accelerator.current_accelerator(check_available=True)
-    return torch.accelerator.device_count() if device is not None and device.type in MEASURED_ACCELERATORS else 1
-
-
-def _arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Flags as a person types them."""
-    typed = []
-    for name, value in flags.items():
-        if value is True:
-            typed.append(f"--{name}")
-        elif value is not None:
-            text = json.dumps(value) if isinstance(value, dict | bool) else str(value)
-            typed += [f"--{name}", text]
-    return typed
 
 
 class Ladder:
@@ -282,7 +171,7 @@ class Ladder:
                 start_new_session=True,
             )
             try:
-                _wait(process, folder)
+                wait_for(process, folder)
             finally:
                 end_processes(process)
         result = read_result(folder)
@@ -294,60 +183,10 @@ class Ladder:
         return result
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Waits for the rung, and shows a person at which step it is."""
-    shown = ""
-    while True:
-        try:
-            process.wait(timeout=0.2)
-            break
-        except subprocess.TimeoutExpired:
-            if sys.stderr.isatty():
-                shown = _show_step(folder, shown)
-    if shown:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _show_step(folder: Path, shown: str) -> str:
-    try:
-        steps = (folder / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
-    except OSError:
-        steps = 0
-    text = f"  step {steps}" if steps else "  starting"
-    if text != shown:
-        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
-    return text
-
-
-def end_processes(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of a rung: asks it, waits for it to write its result, and then insists.
-
-    Asked are the launcher and what shares its process group. Helpers of the rung, such as W&B's own process, are not:
-    the rung needs them to end in order. A second Ctrl-C does not wait.
-    """
-    family = _family(process.pid)
-    try:
-        if family and hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        psutil.wait_procs(family, timeout=SECONDS_TO_END)
-    finally:
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        process.wait()
-
-
-def _family(leader: int) -> list[psutil.Process]:
-    """The processes that a launcher started and that still run: its descendants, and those of its process group."""
-    family = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            ancestors = {parent.pid for parent in process.parents()}
-            grouped = hasattr(os, "getpgid") and os.getpgid(process.pid) == leader
-            if (leader in ancestors or grouped) and process.status() != psutil.STATUS_ZOMBIE:
-                family.append(process)
-    return family
+def _processes() -> int:
+    """How many processes `accelerate launch` starts here when it is told nothing: one a GPU."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return torch.accelerator.device_count() if device is not None and device.type in MEASURED_ACCELERATORS else 1
 
 
 def round_folder(folder: Path, number: int) -> Path:

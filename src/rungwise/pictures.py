@@ -5,7 +5,7 @@ from pathlib import Path
 
 import matplotlib
 
-from .compare import OWNERS, Rung, pairs
+from .compare import OWNERS, RungResult, pairs
 
 matplotlib.use("Agg")
 
@@ -28,9 +28,9 @@ STYLE = {
 WIDTH = 10.0
 
 
-def draw(rungs: list[Rung], folder: Path) -> list[Path]:
+def draw(rungs: list[RungResult], folder: Path) -> list[Path]:
     """Draws every picture that these rungs have the figures for. Returns the files."""
-    pictures: dict[str, Callable[[list[Rung]], Figure | None]] = {
+    pictures: dict[str, Callable[[list[RungResult]], Figure | None]] = {
         "ladder.png": memory_and_speed,
         "loss.png": losses,
         "accumulation.png": accumulation,
@@ -50,7 +50,7 @@ def draw(rungs: list[Rung], folder: Path) -> list[Path]:
     return drawn
 
 
-def memory_and_speed(rungs: list[Rung]) -> Figure | None:
+def memory_and_speed(rungs: list[RungResult]) -> Figure | None:
     """Peak memory by owner beside step time with its spread: one pair of bars a rung, the first rung on top."""
     if not any(rung.ok for rung in rungs):
         return None
@@ -95,7 +95,7 @@ def memory_and_speed(rungs: list[Rung]) -> Figure | None:
     return figure
 
 
-def losses(rungs: list[Rung]) -> Figure | None:
+def losses(rungs: list[RungResult]) -> Figure | None:
     """The loss of every rung over optimizer steps; rungs that agree lie on one another, so dashes differ, too."""
     shown = [rung for rung in rungs if any(loss is not None for loss in rung.losses)]
     if not shown:
@@ -111,7 +111,7 @@ def losses(rungs: list[Rung]) -> Figure | None:
     return figure
 
 
-def accumulation(rungs: list[Rung]) -> Figure | None:
+def accumulation(rungs: list[RungResult]) -> Figure | None:
     """Peak memory and step time against accumulation steps, of the most rungs that differ in them alone."""
     family = accumulation_family(rungs)
     if len(family) < 2:
@@ -151,9 +151,9 @@ def accumulation(rungs: list[Rung]) -> Figure | None:
     return figure
 
 
-def accumulation_family(rungs: list[Rung]) -> list[Rung]:
+def accumulation_family(rungs: list[RungResult]) -> list[RungResult]:
     """The largest set of finished rungs that differ in accumulation alone, by rising accumulation."""
-    families: dict[str, dict[str, Rung]] = {}
+    families: dict[str, dict[str, RungResult]] = {}
     for before, after in pairs(rungs, "gradient_accumulation_steps", lambda *_: True):
         if before.peak is not None and after.peak is not None:
             families.setdefault(before.name, {before.name: before})[after.name] = after
@@ -161,7 +161,7 @@ def accumulation_family(rungs: list[Rung]) -> list[Rung]:
     return sorted(largest.values(), key=lambda rung: rung.settings["gradient_accumulation_steps"])
 
 
-def timelines(rungs: list[Rung]) -> Figure | None:
+def timelines(rungs: list[RungResult]) -> Figure | None:
     """Memory over one training step: the forward's ramp, the backward's fall, the flat line under checkpointing.
 
     Each step is stretched to the same length, since the meter slows some more than others.
@@ -192,5 +192,5 @@ def _line(number: int) -> dict[str, object]:
     }
 
 
-def _first(rungs: list[Rung]) -> int:
+def _first(rungs: list[RungResult]) -> int:
     return next(y for y, rung in enumerate(rungs) if rung.peak is not None)

@@ -7,32 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from .checks import Check, run_checks
-from .compare import NAMING, OWNERS, Rung, Spread, load, reference
+from .compare import OWNERS, RungResult, load
 from .pictures import draw
 from .problems import SettingsError
+from .table import COLUMNS, conditions, table
 
-COLUMNS = (
-    "rung",
-    "status",
-    "peak_mib",
-    "peak_vs_first",
-    "peak_vs_before",
-    "parameters_mib",
-    "gradients_mib",
-    "optimizer_state_mib",
-    "activations_mib",
-    "step_ms",
-    "step_ms_low",
-    "step_ms_high",
-    "tokens_per_second",
-    "speed_vs_first",
-    "compile_seconds",
-    "last_loss",
-    "loss_vs_fp32",
-    "skipped_steps",
-    "loss_scale",
-    "reason",
-)
 PICTURES = {
     "ladder.png": "Peak memory by owner, and step time",
     "loss.png": "Loss",
@@ -45,7 +24,7 @@ PICTURES = {
 class Report:
     """A ladder's results, compared."""
 
-    rungs: list[Rung]
+    rungs: list[RungResult]
     rows: list[dict[str, Any]]
     checks: list[Check]
     pictures: list[Path]
@@ -80,63 +59,6 @@ def write_report(folder: Path) -> Report:
         writer.writeheader()
         writer.writerows(report.rows)
     return report
-
-
-def table(rungs: list[Rung]) -> list[dict[str, Any]]:
-    """One row a rung, keyed as in COLUMNS; None for what was not measured. Changes are shares: -0.36 is 36% less.
-
-    Speed has a change only where the spreads of the two rungs lie apart.
-    """
-    first, fp32 = rungs[0], reference(rungs)
-    rows = []
-    for rung, before in zip(rungs, [None, *rungs], strict=False):
-        step = rung.step_ms
-        rows.append(
-            {
-                "rung": rung.name,
-                "status": rung.status,
-                "peak_mib": rung.peak,
-                "peak_vs_first": _change(first.peak, rung.peak) if rung is not first else None,
-                "peak_vs_before": _change(before.peak, rung.peak) if before else None,
-                **{
-                    f"{owner}_mib": rung.memory(f"{owner}_mib") if rung.ok else None
-                    for owner in OWNERS
-                    if owner != "buffers"
-                },
-                "step_ms": step.median if step else None,
-                "step_ms_low": step.low if step else None,
-                "step_ms_high": step.high if step else None,
-                "tokens_per_second": rung.tokens_per_second,
-                "speed_vs_first": _change(step.median, first.step_ms.median)
-                if rung is not first and _apart(first.step_ms, step)
-                else None,
-                "compile_seconds": rung.compile_seconds,
-                "last_loss": rung.last_loss,
-                "loss_vs_fp32": rung.last_loss - fp32.last_loss
-                if fp32 and rung is not fp32 and rung.last_loss is not None and len(rung.losses) == len(fp32.losses)
-                else None,
-                "skipped_steps": rung.skipped_steps,
-                "loss_scale": rung.loss_scale,
-                "reason": rung.reason,
-            }
-        )
-    return rows
-
-
-def conditions(rungs: list[Rung]) -> dict[str, Any]:
-    """What all rungs share: hardware, versions, date, settings. What differs between them is listed as such."""
-    known = [rung for rung in rungs if rung.rounds[0]["environment"]]
-    if not known:
-        return {"environment": {}, "settings": {}, "differs": []}
-    settings = [rung.settings for rung in known]
-    names = [name for name in settings[0] if name not in NAMING]
-    shared = {name: settings[0][name] for name in names if all(s.get(name) == settings[0][name] for s in settings)}
-    return {
-        "environment": known[0].rounds[0]["environment"],
-        "settings": {name: value for name, value in shared.items() if value is not None},
-        "differs": [name for name in names if name not in shared],
-        "rounds": max(len(rung.rounds) for rung in rungs),
-    }
 
 
 def markdown(report: Report, title: str) -> str:
@@ -250,14 +172,6 @@ Memory is the allocator's peak; activations are what the other owners leave of i
 a step is from the 10th to the 90th percentile of its steps, over several rounds from the lowest to the highest. Speed
 is compared by the median step; ≈ marks steps whose spreads overlap: no difference is claimed. Losses are compared at
 the last step."""
-
-
-def _change(before: float | None, after: float | None) -> float | None:
-    return after / before - 1 if before and after is not None else None
-
-
-def _apart(a: Spread | None, b: Spread | None) -> bool:
-    return a is not None and b is not None and a.differs(b)
 
 
 def _speed_change(row: dict[str, Any], first: dict[str, Any]) -> str:

@@ -1,0 +1,68 @@
+"""A rung's processes: waiting for them, and ending all of them in order."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+SECONDS_TO_END = 30
+
+
+def wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Waits for the rung, and shows a person at which step it is."""
+    shown = ""
+    while True:
+        try:
+            process.wait(timeout=0.2)
+            break
+        except subprocess.TimeoutExpired:
+            if sys.stderr.isatty():
+                shown = _show_step(folder, shown)
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _show_step(folder: Path, shown: str) -> str:
+    try:
+        steps = (folder / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
+    except OSError:
+        steps = 0
+    text = f"  step {steps}" if steps else "  starting"
+    if text != shown:
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+    return text
+
+
+def end_processes(process: subprocess.Popen[bytes]) -> None:
+    """Ends what is left of a rung: asks it, waits for it to write its result, and then insists.
+
+    Asked are the launcher and what shares its process group. Helpers of the rung, such as W&B's own process, are not:
+    the rung needs them to end in order. A second Ctrl-C does not wait.
+    """
+    family = _family(process.pid)
+    try:
+        if family and hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        psutil.wait_procs(family, timeout=SECONDS_TO_END)
+    finally:
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.wait()
+
+
+def _family(leader: int) -> list[psutil.Process]:
+    """The processes that a launcher started and that still run: its descendants, and those of its process group."""
+    family = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            ancestors = {parent.pid for parent in process.parents()}
+            grouped = hasattr(os, "getpgid") and os.getpgid(process.pid) == leader
+            if (leader in ancestors or grouped) and process.status() != psutil.STATUS_ZOMBIE:
+                family.append(process)
+    return family

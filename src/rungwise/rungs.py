@@ -1,0 +1,115 @@
+"""Ladder files: lists of rungs, each a name and the flags that differ."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .flags import read_flags
+from .problems import SettingsError, closest
+from .resolve import parse
+from .settings import FIELDS
+
+FILE_KEYS = ("flags", "rungs")
+# What the ladder itself decides for each rung.
+OWN_FLAGS = ("run_name", "group", "output_dir")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A name, and the arguments of `ablate.py` that make it, its folder aside."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+    def command(self, folder: Path | None = None) -> list[str]:
+        """What a person would type. Port 0 lets Accelerate find a free one, should it need one."""
+        place = ["--output_dir", str(folder)] if folder else []
+        return ["accelerate", "launch", "--main_process_port", "0", "recipes/ablate.py", *self.arguments, *place]
+
+
+def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]:
+    """The rungs of a ladder file, with flags that go to each of them.
+
+    Args:
+        path: YAML with `rungs`, a mapping of names to the flags that differ, and `flags`, those that all share.
+        extra: flags from the command line for every rung; they go before the file's shared ones.
+        group: the tracker's group of all rungs.
+
+    Raises:
+        SettingsError: with all that is wrong with the file and the extra flags.
+    """
+    problems: list[str] = []
+    shared, rungs = _load(path, problems)
+    given, _ = read_flags(extra, problems, None)
+    # What each rung sets by its flags or by its config.
+    resolved = {rung: parse(_arguments({**shared, **flags}), {})[0] for rung, flags in rungs.items()} if given else {}
+    for name in given:
+        differs = len({str(getattr(settings, name)) for settings in resolved.values()}) > 1
+        if name in OWN_FLAGS or differs:
+            why = "the ladder makes it itself" if name in OWN_FLAGS else "the rungs differ in it"
+            problems.append(f"--{name} cannot be given to every rung: {why}; change {path}, or a copy of it")
+    if problems:
+        raise SettingsError(problems)
+    made = []
+    for rung, flags in rungs.items():
+        named = {**shared, **given, **flags, "run_name": rung, "group": group}
+        made.append(Rung(rung, tuple(_arguments(named))))
+    return made
+
+
+def _load(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The shared flags and the rungs' own, both checked for names; values are checked with each rung's settings."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        shipped = ", ".join(str(file) for file in sorted(Path("recipes/ladders").glob("*.yaml")))
+        problems.append(f"--ladder {path}: no such file; shipped here: {shipped}")
+        return {}, {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problems.append(f"--ladder {path}: cannot be read as YAML ({str(error).splitlines()[0]})")
+        return {}, {}
+    rungs = content.get("rungs") if isinstance(content, dict) else None
+    if not isinstance(rungs, dict) or not rungs:
+        problems.append(f"--ladder {path}: needs `rungs:`, names with the flags that differ, as in default.yaml")
+        return {}, {}
+    for key in content:
+        if key not in FILE_KEYS:
+            problems.append(
+                f"--ladder {path}: unknown key {key!r}{closest(str(key), FILE_KEYS)}; it takes flags and rungs"
+            )
+    groups = {"flags": content.get("flags") or {}, **{name: flags or {} for name, flags in rungs.items()}}
+    for group, flags in groups.items():
+        if (
+            not isinstance(group, str)
+            or not re.fullmatch(r"\w[\w.+=-]*", group)
+            or (group == "flags" and group in rungs)
+        ):
+            problems.append(
+                f"--ladder {path}: rung {group!r}: a name must be text, not `flags`, and name a folder "
+                "(letters, digits and . _ - + =)"
+            )
+        if not isinstance(flags, dict):
+            problems.append(f"--ladder {path}: {group}: must be `flag: value` lines, not {flags!r}")
+            groups[group] = {}
+            continue
+        for flag in flags:
+            if flag not in FIELDS or FIELDS[flag].metadata["group"] is None or flag in OWN_FLAGS:
+                problems.append(f"--ladder {path}: {group}: no flag {flag!r}{closest(str(flag), FIELDS)}")
+    return groups.pop("flags"), groups
+
+
+def _arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Flags as a person types them."""
+    typed = []
+    for name, value in flags.items():
+        if value is True:
+            typed.append(f"--{name}")
+        elif value is not None:
+            text = json.dumps(value) if isinstance(value, dict | bool) else str(value)
+            typed += [f"--{name}", text]
+    return typed

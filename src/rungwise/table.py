@@ -1,0 +1,93 @@
+"""The table of a ladder: one row of figures a rung, and what all rungs share."""
+
+from typing import Any
+
+from .compare import NAMING, OWNERS, RungResult, Spread, reference
+
+COLUMNS = (
+    "rung",
+    "status",
+    "peak_mib",
+    "peak_vs_first",
+    "peak_vs_before",
+    "parameters_mib",
+    "gradients_mib",
+    "optimizer_state_mib",
+    "activations_mib",
+    "step_ms",
+    "step_ms_low",
+    "step_ms_high",
+    "tokens_per_second",
+    "speed_vs_first",
+    "compile_seconds",
+    "last_loss",
+    "loss_vs_fp32",
+    "skipped_steps",
+    "loss_scale",
+    "reason",
+)
+
+
+def table(rungs: list[RungResult]) -> list[dict[str, Any]]:
+    """One row a rung, keyed as in COLUMNS; None for what was not measured. Changes are shares: -0.36 is 36% less.
+
+    Speed has a change only where the spreads of the two rungs lie apart.
+    """
+    first, fp32 = rungs[0], reference(rungs)
+    rows = []
+    for rung, before in zip(rungs, [None, *rungs], strict=False):
+        step = rung.step_ms
+        rows.append(
+            {
+                "rung": rung.name,
+                "status": rung.status,
+                "peak_mib": rung.peak,
+                "peak_vs_first": _change(first.peak, rung.peak) if rung is not first else None,
+                "peak_vs_before": _change(before.peak, rung.peak) if before else None,
+                **{
+                    f"{owner}_mib": rung.memory(f"{owner}_mib") if rung.ok else None
+                    for owner in OWNERS
+                    if owner != "buffers"
+                },
+                "step_ms": step.median if step else None,
+                "step_ms_low": step.low if step else None,
+                "step_ms_high": step.high if step else None,
+                "tokens_per_second": rung.tokens_per_second,
+                "speed_vs_first": _change(step.median, first.step_ms.median)
+                if rung is not first and _apart(first.step_ms, step)
+                else None,
+                "compile_seconds": rung.compile_seconds,
+                "last_loss": rung.last_loss,
+                "loss_vs_fp32": rung.last_loss - fp32.last_loss
+                if fp32 and rung is not fp32 and rung.last_loss is not None and len(rung.losses) == len(fp32.losses)
+                else None,
+                "skipped_steps": rung.skipped_steps,
+                "loss_scale": rung.loss_scale,
+                "reason": rung.reason,
+            }
+        )
+    return rows
+
+
+def conditions(rungs: list[RungResult]) -> dict[str, Any]:
+    """What all rungs share: hardware, versions, date, settings. What differs between them is listed as such."""
+    known = [rung for rung in rungs if rung.rounds[0]["environment"]]
+    if not known:
+        return {"environment": {}, "settings": {}, "differs": []}
+    settings = [rung.settings for rung in known]
+    names = [name for name in settings[0] if name not in NAMING]
+    shared = {name: settings[0][name] for name in names if all(s.get(name) == settings[0][name] for s in settings)}
+    return {
+        "environment": known[0].rounds[0]["environment"],
+        "settings": {name: value for name, value in shared.items() if value is not None},
+        "differs": [name for name in names if name not in shared],
+        "rounds": max(len(rung.rounds) for rung in rungs),
+    }
+
+
+def _change(before: float | None, after: float | None) -> float | None:
+    return after / before - 1 if before and after is not None else None
+
+
+def _apart(a: Spread | None, b: Spread | None) -> bool:
+    return a is not None and b is not None and a.differs(b)
