@@ -31,7 +31,9 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Python's version and those of the packages that decide what a run measures."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    packages = {name: _version(name) for name in PACKAGES}
+    # PyTorch's own word says which build it is, too (+cpu, +cu130).
+    return {"python": platform.python_version(), **packages, "torch": torch.__version__}
 
 
 def machine() -> dict[str, Any]:
