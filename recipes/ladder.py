@@ -44,7 +44,7 @@ def main() -> int:
                 raise SettingsError(["--report_only runs nothing and takes no other flag"])
             report = write_report(Path(options.report_only))
             print(terminal_table(report))
-            return int(bool(report.failed))
+            return int(report.failed)
         if options.repeats < 1:
             raise SettingsError([f"--repeats {options.repeats}: must be at least 1"])
         name = Path(options.ladder).stem

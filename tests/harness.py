@@ -1,8 +1,11 @@
 """A training run small enough for a test, through the same pieces as recipes/ablate.py."""
 
 import dataclasses
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rungwise.data import build_dataloader, build_dataset
@@ -112,6 +115,12 @@ def train_tiny(
     )
     weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
     return Trained(steps, model, weights, accelerator, proof, compiled, optimizer)
+
+
+def wandb_records(folder: Path, *options: str) -> str:
+    """What W&B's own reader prints of a run's folder: a line of JSON a record, or one object with --summary."""
+    reader = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", *options, str(folder)]
+    return subprocess.run(reader, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from harness import MODEL
+from harness import MODEL, wandb_records
 from transformers import AutoModelForCausalLM
 
 BIN = Path(sys.executable).parent
@@ -109,20 +109,11 @@ def test_one_line_of_metrics_a_step(home, readme_run):
         assert row["perf/tokens_per_second"] == pytest.approx(16 * 255 / row["perf/step_ms"] * 1000)
 
 
-def records(folder, *options):
-    done = subprocess.run(
-        [str(BIN / "wandb"), "leet", "inspect", "--json", *options, str(folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return done.stdout
-
-
 def test_wandbs_own_file_says_the_same(home, readme_run):
     [folder] = (home / "runs/bf16/wandb").glob("offline-run-*")
-    history = [json.loads(line)["history"] for line in records(folder).splitlines() if '"type":"history"' in line]
+    history = [
+        json.loads(line)["history"] for line in wandb_records(folder).splitlines() if '"type":"history"' in line
+    ]
     rows = [json.loads(line) for line in (home / "runs/bf16/metrics.jsonl").read_text().splitlines()]
     assert len(history) == 20
     for logged, row in zip(history, rows, strict=True):
@@ -130,7 +121,7 @@ def test_wandbs_own_file_says_the_same(home, readme_run):
         for name, value in row.items():
             if name != "step":
                 assert f'"{name}"' in found and str(value)[:8] in found, (name, value, logged)
-    summary = json.loads(records(folder, "--summary"))
+    summary = json.loads(wandb_records(folder, "--summary"))
     result = result_of(home, "bf16")
     assert summary["config"]["global_batch_size"] == 16
     assert summary["config"]["origins"]["seed"] == "default"

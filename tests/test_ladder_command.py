@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from conftest import ROOT
+from harness import wandb_records
 
 LADDER = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,
@@ -74,13 +74,7 @@ def test_killed_half_way_and_continued(home):
     # The rung that ran ended in order, in W&B too, and the report has both rows.
     assert result_of(home, "slow")["reason"].startswith("terminated after")
     [tracked] = (home / "runs/some/slow/round-1/wandb").glob("offline-run-*")
-    summary = subprocess.run(
-        [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", "--summary", str(tracked)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    summary = wandb_records(tracked, "--summary")
     assert "terminated after" in summary and "memory/peak_allocated_mib" in summary
     page = (home / "runs/some/report.md").read_text(encoding="utf-8")
     assert "| fp32 | ok |" in page and "| slow | failed: terminated after" in page
@@ -144,12 +138,9 @@ def test_every_end_is_a_row_and_a_run_of_one_group(home):
         assert reason in output
     # In W&B every rung is a run of one group, and the report one more, with table and pictures.
     folders = sorted((home / "runs/some").glob("**/offline-run-*"))
-    inspect = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json"]
     groups, kinds, text = set(), [], ""
     for folder in folders:
-        records = subprocess.run(
-            [*inspect, str(folder)], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        records = wandb_records(folder)
         run = next(json.loads(line)["run"] for line in records.splitlines() if '"type":"run"' in line)
         groups.add(run["run_group"])
         kinds.append((run["job_type"], run["display_name"]))

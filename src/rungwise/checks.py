@@ -42,12 +42,16 @@ class Check:
 def run_checks(rungs: list[RungResult]) -> list[Check]:
     """Every check that these rungs can be asked, and for each that they cannot, why."""
     known = [rung for rung in rungs if rung.settings]
+    bf16 = ("mixed_precision", _becomes("no", "bf16"))
     checkpointing = ("gradient_checkpointing", _becomes(False, True))
+    accumulation = ("gradient_accumulation_steps", _grows_from_1)
+    saved_by_bf16 = _unless(_few_activations, _saves(SAVED_BY_BF16))
+    saved_by_checkpointing = _unless(_compiled, _saves(SAVED_BY_CHECKPOINTING))
     found = [
-        *_each(known, "bf16 saves memory", ("mixed_precision", _becomes("no", "bf16")), _saves_by_bf16),
-        *_each(known, "checkpointing saves memory", checkpointing, _saves_by_checkpointing),
-        *_each(known, "checkpointing costs little time", checkpointing, _costs),
-        *_each(known, "accumulation equals the big batch", ("gradient_accumulation_steps", _grows_from_1), _equals),
+        *_each(known, "bf16 saves memory", bf16, saved_by_bf16),
+        *_each(known, "checkpointing saves memory", checkpointing, saved_by_checkpointing),
+        *_each(known, "checkpointing costs little time", checkpointing, _unless(_compiled, _costs)),
+        *_each(known, "accumulation equals the big batch", accumulation, _unless(_random, _equals)),
     ]
     for precision in ("bf16", "fp16"):
         found += _each(known, f"{precision} follows fp32", ("mixed_precision", _becomes("no", precision)), _agrees)
@@ -80,32 +84,45 @@ def _decided(claim: str, before: RungResult, after: RungResult, decide: Decide) 
     return Check(claim, names, verdict, measured, bound)
 
 
-def _saves_by_bf16(before: RungResult, after: RungResult) -> tuple[str, str, str]:
-    """The claim is about a peak that is mostly activations; accumulation and checkpointing take those away first."""
-    others = before.settings["gradient_accumulation_steps"] > 1 or before.settings["gradient_checkpointing"]
-    return _saves(
-        before, after, SAVED_BY_BF16, "accumulation or checkpointing has left few activations" if others else ""
-    )
+def _unless(not_asked: Callable[[RungResult], str], decide: Decide) -> Decide:
+    """`decide`, skipped with its figure where the first rung gives a reason why the claim is not about it."""
+
+    def decide_if_asked(before: RungResult, after: RungResult) -> tuple[str, str, str]:
+        verdict, measured, bound = decide(before, after)
+        why = not_asked(before)
+        if why and verdict != "SKIP":
+            return "SKIP", f"{measured}; not asked, since {why}", bound
+        return verdict, measured, bound
+
+    return decide_if_asked
 
 
-def _saves_by_checkpointing(before: RungResult, after: RungResult) -> tuple[str, str, str]:
-    """The claim is about eager mode: a compiler chooses by itself what to recompute."""
-    return _saves(before, after, SAVED_BY_CHECKPOINTING, "the compiler recomputes, too" if _compiled(before) else "")
+def _few_activations(rung: RungResult) -> str:
+    """bf16's claim is about a peak that is mostly activations."""
+    others = rung.settings["gradient_accumulation_steps"] > 1 or rung.settings["gradient_checkpointing"]
+    return "accumulation or checkpointing has left few activations" if others else ""
 
 
-def _saves(before: RungResult, after: RungResult, share: float, not_asked: str) -> tuple[str, str, str]:
-    bound = f"at least {share:.0%} less"
-    if before.peak is None or after.peak is None:
-        return "SKIP", "peak memory was not measured", bound
-    saved = 1 - after.peak / before.peak
-    text = f"{before.peak:,.1f} to {after.peak:,.1f} MiB, {saved:.1%} less"
-    if not_asked:
-        return "SKIP", f"{text}; not asked, since {not_asked}", bound
-    return _verdict(saved >= share), text, bound
+def _compiled(rung: RungResult) -> str:
+    """Checkpointing's claims are about eager mode: a compiler chooses by itself what to recompute."""
+    return "the compiler recomputes, too" if rung.settings["torch_compile"] else ""
 
 
-def _compiled(rung: RungResult) -> bool:
-    return bool(rung.settings["torch_compile"])
+def _random(rung: RungResult) -> str:
+    drops = rung.rounds[0]["evidence"].get("dropout")
+    return "dropout draws other numbers for other micro-batches" if drops else ""
+
+
+def _saves(share: float) -> Decide:
+    def decide(before: RungResult, after: RungResult) -> tuple[str, str, str]:
+        bound = f"at least {share:.0%} less"
+        if before.peak is None or after.peak is None:
+            return "SKIP", "peak memory was not measured", bound
+        saved = 1 - after.peak / before.peak
+        text = f"{before.peak:,.1f} to {after.peak:,.1f} MiB, {saved:.1%} less"
+        return _verdict(saved >= share), text, bound
+
+    return decide
 
 
 def _costs(before: RungResult, after: RungResult) -> tuple[str, str, str]:
@@ -114,8 +131,6 @@ def _costs(before: RungResult, after: RungResult) -> tuple[str, str, str]:
         return "SKIP", "too few timed steps for a speed", bound
     cost = after.step_ms.median / before.step_ms.median - 1
     text = f"{before.step_ms.median:,.0f} to {after.step_ms.median:,.0f} ms a step, {cost:+.1%}"
-    if _compiled(before):
-        return "SKIP", f"{text}; not asked, since the compiler recomputes, too", bound
     return _verdict(cost <= COST_OF_CHECKPOINTING), text, bound
 
 
@@ -124,12 +139,7 @@ def _agrees(before: RungResult, after: RungResult) -> tuple[str, str, str]:
 
 
 def _equals(before: RungResult, after: RungResult) -> tuple[str, str, str]:
-    verdict, text, bound = _agree(
-        before, after, STEP_1_ACCUMULATED[after.settings["mixed_precision"]], ALL_STEPS_ACCUMULATED
-    )
-    if before.rounds[0]["evidence"].get("dropout"):
-        return "SKIP", f"{text}; not asked, since dropout draws other numbers for other micro-batches", bound
-    return verdict, text, bound
+    return _agree(before, after, STEP_1_ACCUMULATED[after.settings["mixed_precision"]], ALL_STEPS_ACCUMULATED)
 
 
 def _agree(before: RungResult, after: RungResult, step_1: float, all_steps: float) -> tuple[str, str, str]:

@@ -45,7 +45,7 @@ class Climb:
             print("\nstopped before the first rung had a result")
             return stopped
         self._summary(report, stopped)
-        return stopped or int(bool(report.failed))
+        return stopped or int(report.failed)
 
     def _after(self, rung: Rung, result: dict[str, Any], started: float) -> None:
         """After each rung: the report so far, and one line."""
@@ -97,7 +97,7 @@ def _track(report: Report, folder: Path, group: str) -> list[str]:
     tracker = WandbTracker(tracked[0]["project"], folder, {**shared["settings"], **shared}, **names)
     checks = {f"check/{c.claim} ({' to '.join(c.rungs)})": f"{c.verdict}: {c.measured}" for c in report.checks}
     tracker.log_report(report.rows, checks, report.pictures)
-    return tracker.finish(failed=bool(report.failed))
+    return tracker.finish(failed=report.failed)
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:

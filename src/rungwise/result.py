@@ -27,17 +27,22 @@ class Record:
     memory: dict[str, float | None] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    # Kept up to date by `add`: summing over all steps at each step would make long runs slow.
+    tokens: int = 0
+    skipped_steps: int = 0
     row_flops: int | None = None
     matmul_flops_per_second: float = math.inf
 
     def add(self, step: Step) -> dict[str, Any]:
         """Keeps one step. Returns its metrics by name; speed stands only in those that were timed."""
         self.steps.append(step)
+        self.tokens += step.tokens
+        self.skipped_steps += step.skipped
         row: dict[str, Any] = {
             "train/loss": step.loss,
             "train/grad_norm": step.grad_norm,
             "train/learning_rate": step.learning_rate,
-            "train/tokens": sum(s.tokens for s in self.steps),
+            "train/tokens": self.tokens,
         }
         if step.timed:
             row["perf/step_ms"] = 1000 * step.seconds
@@ -76,7 +81,7 @@ class Record:
     def _amp(self) -> dict[str, Any]:
         if not self.steps or self.steps[-1].loss_scale is None:
             return {}
-        return {"loss_scale": self.steps[-1].loss_scale, "skipped_steps": sum(s.skipped for s in self.steps)}
+        return {"loss_scale": self.steps[-1].loss_scale, "skipped_steps": self.skipped_steps}
 
     def _updates(self) -> list[float]:
         """The losses of the steps that changed the weights: all but those that fp16 skipped."""
