@@ -101,6 +101,8 @@ def train_tiny(
     proof = Proof(model, settings, compiled)
     prepared, prepared_optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
     meter = StepMeter(accelerator.device, NoMemory(), settings.untimed_steps)
+    if compiled:
+        meter.compilations = lambda: compiled.compilations
     steps = list(
         train(
             accelerator,

@@ -18,6 +18,9 @@ BASE = {
         "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False,
         "torch_compile": False,
+        "torch_compile_mode": "default",
+        "torch_compile_scope": "model",
+        "activation_memory_budget": 1.0,
         "global_batch_size": 16,
         "micro_batch_size": 16,
         "num_processes": 1,
@@ -65,13 +68,22 @@ BASE = {
     "compile": {},
     "amp": {},
 }
+COMPILE = {
+    "seconds": 30.0,
+    "graphs": 1,
+    "graph_breaks": 0,
+    "graph_break_reasons": [],
+    "recompiles": 0,
+    "recompile_reasons": [],
+    "cache": "fresh",
+}
 EVIDENCE = {
     "mixed_precision": {
         "bf16": {"compute_dtype": "bfloat16"},
         "fp16": {"compute_dtype": "float16", "gradient_scaler": True},
     },
     "gradient_checkpointing": {True: {"recomputed_blocks": 12}},
-    "torch_compile": {True: {"compiled_graphs": 1}},
+    "torch_compile": {True: {"compiled_graphs": 1, "compiled_parameters": 1.0}},
 }
 
 
@@ -92,6 +104,8 @@ def result(
     made["memory"]["activations_mib"] = peak - 400
     speed = {"step_ms_median": step_ms, "step_ms_p10": step_ms - spread, "step_ms_p90": step_ms + spread}
     made["throughput"] |= {**speed, "tokens_per_second": 1e5 / step_ms}
+    if settings.get("torch_compile"):
+        made["compile"] = copy.deepcopy(COMPILE)
     if losses:
         made["loss"] = {"first": losses[0], "last": losses[-1], "trajectory": losses, "updates": losses}
     for name, seen in EVIDENCE.items():

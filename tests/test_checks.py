@@ -1,6 +1,6 @@
 """Each check at its bound, just beyond it, and where it cannot be decided."""
 
-from rungwise.checks import ALL_STEPS, STEP_1, STEP_1_ACCUMULATED, run_checks
+from rungwise.checks import ALL_STEPS, ALL_STEPS_COMPILED, STEP_1, STEP_1_ACCUMULATED, STEP_1_COMPILED, run_checks
 
 import pytest
 from results import result, rung
@@ -91,6 +91,37 @@ def test_claims_are_not_asked_where_they_are_not_made():
     assert only(dropping, split, claim="accumulation equals the big batch") == "FAIL"
     dropping.rounds[0]["evidence"]["dropout"] = True
     assert only(dropping, split, claim="accumulation equals the big batch") == "SKIP"
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_compiled_code_is_held_to_its_dtype(precision):
+    claim, bound = "compiled code follows eager", STEP_1_COMPILED[precision]
+    eager = rung("eager", losses=[4.0, 4.0], mixed_precision=precision)
+
+    def of(first, second=0.0, **settings):
+        losses = [4 * (1 + first), 4 * (1 + second)]
+        made = rung("compiled", losses=losses, mixed_precision=precision, torch_compile=True, **settings)
+        return only(eager, made, claim=claim)
+
+    assert of(0.99 * bound) == "PASS"
+    assert of(1.01 * bound) == "FAIL"
+    assert of(0, 2.1 * ALL_STEPS_COMPILED) == "FAIL"
+    # How it was compiled belongs to compiling; another batch does not.
+    assert of(0, torch_compile_scope="regional", torch_compile_mode="max-autotune") == "PASS"
+    assert of(0, gradient_accumulation_steps=4) == "SKIP"
+    eager.rounds[0]["evidence"]["dropout"] = True
+    assert of(0) == "SKIP"
+
+
+def test_nothing_may_be_compiled_twice():
+    claim = "nothing is compiled twice"
+    once, twice = result(torch_compile=True), result(torch_compile=True)
+    twice["compile"] |= {"recompiles": 1, "recompile_reasons": ["tensor 'x' size mismatch"]}
+    assert only(rung("c", once), claim=claim) == "PASS"
+    assert only(rung("c", twice), claim=claim) == "FAIL"
+    twice["settings"]["torch_compile_scope"] = "regional"
+    assert only(rung("c", twice), claim=claim) == "SKIP"
+    assert verdicts(rung("eager"), claim=claim) == []
 
 
 def test_a_loss_of_zero_is_a_number():

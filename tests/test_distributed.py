@@ -25,7 +25,7 @@ def two_ranks(tmp_path_factory):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -43,3 +43,10 @@ def test_two_ranks_equal_one_process(two_ranks, rows):
         assert list(losses) == pytest.approx(one.losses, abs=2e-6), key
         assert list(norms) == pytest.approx([s.grad_norm for s in one.steps], rel=1e-5), key
         assert list(tokens) == [s.tokens for s in one.steps], key
+
+
+def test_compiled_ranks_equal_one_process(two_ranks):
+    """Inside DDP, accumulating without communication. Only the order of sums differs."""
+    one = train_tiny(tiny_settings("--max_steps", "6"), sgd=True)
+    losses = [loss for loss, _, _ in two_ranks["compiled"]["steps"]]
+    assert losses == pytest.approx(one.losses, abs=1e-5)

@@ -50,6 +50,18 @@ def test_phases_never_mix(metered, untimed, first_timed):
     assert [t.peak_bytes for t in seen] == [None] * (metered - 1) + [42] * (9 - metered)
 
 
+def test_a_step_in_which_something_was_compiled_is_not_timed():
+    compilations = iter([0, 0, 0, 0, 0, 2, 2, 2])
+    meter = StepMeter(CPU, FakeMemory(1), 2)
+    meter.compilations = lambda: next(compilations)
+    timed = []
+    for _ in range(4):
+        with meter.step() as time:
+            pass
+        timed.append(time.timed)
+    assert timed == [False, False, False, True]
+
+
 def test_throughput_of_known_times():
     found = throughput([0.1] * 9 + [0.2], [100] * 10)
     assert found["tokens_per_second"] == pytest.approx(1000 / 1.1)

@@ -1,17 +1,14 @@
 """A label without the thing must not pass: each technique is switched off behind the run's back."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 from rungwise.models import build_model
 from rungwise.proof import InactiveTechnique, has_dropout
-from rungwise.techniques import UnavailableTechnique, apply_compile
+from rungwise.techniques import UnavailableTechnique
 
 import pytest
 import torch
 from harness import MODEL, tiny_settings, train_tiny
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 
 def run(*flags, config="accelerate_configs/fp32.yaml"):
@@ -62,6 +59,7 @@ def test_evidence():
         "gradient_scaler": False,
         "recomputed_blocks": 2 * 4 * 4,
         "compiled_graphs": 0,
+        "compiled_parameters": 0.0,
         "processes": 1,
         "dropout": False,
         "distributed_type": "NO",
@@ -99,41 +97,3 @@ def test_offload_without_an_accelerator_is_refused():
     settings = tiny_settings("--max_steps", "4", *kwargs, use_cpu=True)
     with pytest.raises(UnavailableTechnique, match="this run is on the CPU"):
         train_tiny(settings)
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    """One compiled run, whole model, bf16 and checkpointed, for several assertions."""
-    flags = ["--max_steps", "4", "--torch_compile", "--gradient_checkpointing"]
-    return train_tiny(tiny_settings(*flags, config="accelerate_configs/bf16.yaml"))
-
-
-def test_compiled_code_is_shown_to_be_compiled_half_precision_and_recomputing(compiled):
-    evidence = compiled.proof.check(compiled.accelerator)
-    assert evidence["compiled_graphs"] == 1
-    assert evidence["compute_dtype"] == "bfloat16"
-    assert evidence["recomputed_blocks"] == 2
-
-
-def test_compiled_training_equals_eager(compiled):
-    """At dropout 0 the compiler only fuses; it keeps in fp32 what eager rounds to bf16 between two operations."""
-    eager = run("--gradient_checkpointing", config="accelerate_configs/bf16.yaml")
-    assert compiled.losses == pytest.approx(eager.losses, abs=2e-3)
-
-
-def test_the_compile_cache_was_empty_and_the_runs_own(compiled):
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == compiled.compiled.fresh_cache.name
-    assert any(path.is_file() for path in Path(compiled.compiled.fresh_cache.name).rglob("*"))
-
-
-def test_a_default_cache_that_was_inherited_is_not_the_users(monkeypatch, tmp_path):
-    """Inductor puts its default into the environment, and every process that is started from there inherits it."""
-    model, settings = build_model(tiny_settings()), tiny_settings("--torch_compile")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
-    assert apply_compile(model, settings).fresh_cache is not None
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert apply_compile(model, settings).fresh_cache is None
-
-
-def test_compiled_parameters_keep_their_names(compiled):
-    assert not [name for name in compiled.weights if "_orig_mod" in name]

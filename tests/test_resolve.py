@@ -172,6 +172,8 @@ def test_every_flag_can_be_given(name):
     )
     if name == "gradient_checkpointing_kwargs":
         extra = ["--gradient_checkpointing"]
+    if name in ("activation_memory_budget", "eager_run"):
+        extra = ["--torch_compile"]
     if name == "warmup_steps":
         extra = ["--lr_scheduler_type", "linear"]
     if name == "max_steps":
@@ -219,6 +221,16 @@ def test_reentrant_checkpointing_with_ddp_is_refused():
     assert problems(*flags) == []
     [problem] = problems(*flags, environ={"WORLD_SIZE": "2"})
     assert "use_reentrant: true fails with several processes" in problem
+
+
+def test_what_is_the_compilers_needs_the_compiler():
+    [problem] = problems("--activation_memory_budget", "0.5")
+    assert "has no effect without --torch_compile" in problem
+    [problem] = problems("--eager_run", "runs/fp32")
+    assert "add --torch_compile, or drop it" in problem
+    [problem] = problems("--torch_compile", "--activation_memory_budget", "1.5")
+    assert "must be from 0 to 1, not 1.5" in problem
+    assert problems("--torch_compile", "--activation_memory_budget", "0") == []
 
 
 def test_processes_are_those_that_were_launched(config):

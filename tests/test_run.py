@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pkgutil
 import signal
 from pathlib import Path
 
@@ -85,6 +86,37 @@ def test_a_real_allocation_that_fails_is_out_of_memory(settings):
         torch.empty(2**60)
     assert result_of(settings)["status"] == "out_of_memory"
     assert run.exit_code == 1
+
+
+POINTS = {
+    "the record": "rungwise.result.Record.add",
+    "the file": "rungwise.run.plain",
+    "the tracker": "rungwise.tracking.Tracker.log",
+    "the terminal": "rungwise.console.Progress.show",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_signal_never_tears_a_step(settings, monkeypatch, point, number):
+    """Wherever in the keeping of a step it arrives, the step then stands in every place."""
+    target = POINTS[point]
+    owner, name = target.rsplit(".", 1)
+    original = pkgutil.resolve_name(target)
+
+    def interrupted(*args, **kwargs):
+        os.kill(os.getpid(), number)
+        return original(*args, **kwargs)
+
+    with Run(settings) as run:
+        run.start(build_accelerator(settings))
+        run.log(step(2))
+        monkeypatch.setattr(pkgutil.resolve_name(owner), name, interrupted)
+        run.log(step(3))
+        run.log(step(4))
+    assert run.exit_code == 128 + number
+    assert len(result_of(settings)["loss"]["trajectory"]) == 2
+    assert (Path(settings.output_dir) / "metrics.jsonl").read_text().count("\n") == 2
 
 
 def test_sigterm_ends_the_run_in_order(settings):

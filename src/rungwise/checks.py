@@ -20,6 +20,10 @@ ALL_STEPS = 0.05
 # the precision itself does.
 STEP_1_ACCUMULATED = {"no": 16 * 2.0**-24, "bf16": STEP_1["bf16"] / 100, "fp16": STEP_1["fp16"] / 100}
 ALL_STEPS_ACCUMULATED = 0.01
+# Compiled code fuses: it orders fp32 sums otherwise, as accumulation does, and keeps in fp32 what eager mode rounds to
+# half precision between two operations, which is as large as what that precision does itself.
+STEP_1_COMPILED = {"no": STEP_1_ACCUMULATED["no"], **STEP_1}
+ALL_STEPS_COMPILED = 0.01
 
 
 # Two rungs to verdict, measured figure and bound.
@@ -45,6 +49,7 @@ def run_checks(rungs: list[RungResult]) -> list[Check]:
     bf16 = ("mixed_precision", _becomes("no", "bf16"))
     checkpointing = ("gradient_checkpointing", _becomes(False, True))
     accumulation = ("gradient_accumulation_steps", _grows_from_1)
+    compiling = ("torch_compile", _becomes(False, True))
     saved_by_bf16 = _unless(_few_activations, _saves(SAVED_BY_BF16))
     saved_by_checkpointing = _unless(_compiled, _saves(SAVED_BY_CHECKPOINTING))
     found = [
@@ -52,10 +57,12 @@ def run_checks(rungs: list[RungResult]) -> list[Check]:
         *_each(known, "checkpointing saves memory", checkpointing, saved_by_checkpointing),
         *_each(known, "checkpointing costs little time", checkpointing, _unless(_compiled, _costs)),
         *_each(known, "accumulation equals the big batch", accumulation, _unless(_random, _equals)),
+        *_each(known, "compiled code follows eager", compiling, _unless(_random, _follows_eager)),
     ]
     for precision in ("bf16", "fp16"):
         found += _each(known, f"{precision} follows fp32", ("mixed_precision", _becomes("no", precision)), _agrees)
-    return [*found, *(_active(rung) for rung in rungs)]
+    compiled = [rung for rung in known if rung.settings.get("torch_compile")]
+    return [*found, *(_fixed_shapes(rung) for rung in compiled), *(_active(rung) for rung in rungs)]
 
 
 def _becomes(before: Any, after: Any) -> Accept:
@@ -142,6 +149,10 @@ def _equals(before: RungResult, after: RungResult) -> tuple[str, str, str]:
     return _agree(before, after, STEP_1_ACCUMULATED[after.settings["mixed_precision"]], ALL_STEPS_ACCUMULATED)
 
 
+def _follows_eager(before: RungResult, after: RungResult) -> tuple[str, str, str]:
+    return _agree(before, after, STEP_1_COMPILED[after.settings["mixed_precision"]], ALL_STEPS_COMPILED)
+
+
 def _agree(before: RungResult, after: RungResult, step_1: float, all_steps: float) -> tuple[str, str, str]:
     first, average = distances(before, after)
     bound = f"step 1 within {step_1:.1e}, on average within {all_steps:.0%}"
@@ -150,6 +161,18 @@ def _agree(before: RungResult, after: RungResult, step_1: float, all_steps: floa
     skipped = before.skipped_steps + after.skipped_steps
     text += f" ({skipped} steps skipped)" if skipped else ""
     return _verdict(first <= step_1 and average <= all_steps), text, bound
+
+
+def _fixed_shapes(rung: RungResult) -> Check:
+    """Rows are blocks of one size, so nothing may compile twice. Kinds of blocks may share the code of a region."""
+    claim, bound = "nothing is compiled twice", "0 recompiles"
+    count = rung.rounds[0]["compile"].get("recompiles")
+    if not rung.ok or count is None:
+        return Check(claim, (rung.name,), "SKIP", f"{rung.status}: {rung.reason}", bound)
+    text = "; ".join([f"{count} recompiles", *rung.rounds[0]["compile"]["recompile_reasons"]])
+    if count and rung.settings["torch_compile_scope"] == "regional":
+        return Check(claim, (rung.name,), "SKIP", f"{text}; not asked, since kinds of blocks may differ", bound)
+    return Check(claim, (rung.name,), _verdict(count == 0), text, bound)
 
 
 def _active(rung: RungResult) -> Check:

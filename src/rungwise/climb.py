@@ -96,7 +96,8 @@ def _track(report: Report, folder: Path, group: str) -> list[str]:
     names = {"name": "report", "group": group, "job_type": "report", "id": f"{group}-report", "resume": "allow"}
     tracker = WandbTracker(tracked[0]["project"], folder, {**shared["settings"], **shared}, **names)
     checks = {f"check/{c.claim} ({' to '.join(c.rungs)})": f"{c.verdict}: {c.measured}" for c in report.checks}
-    tracker.log_report(report.rows, checks, report.pictures)
+    paid = {f"break_even/{row['rung']}": f"{row['break_even']} ({row['eager']})" for row in report.compiled}
+    tracker.log_report(report.rows, checks | paid, report.pictures)
     return tracker.finish(failed=report.failed)
 
 

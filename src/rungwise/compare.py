@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,20 @@ from .result import read_result
 
 OWNERS = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
 # Settings that name a run and its place, or follow from others: two rungs that differ in them alone are the same.
-NAMING = ("config", "run_name", "output_dir", "group", "project", "report_to", "micro_batch_size", "save_model")
+NAMING = (
+    "config",
+    "run_name",
+    "output_dir",
+    "group",
+    "project",
+    "report_to",
+    "micro_batch_size",
+    "save_model",
+    "torch_compile_cache_dir",
+    "eager_run",
+)
+# Settings that only mean something beside another: two rungs that differ in that one may differ in them, too.
+BESIDE = {"torch_compile": ("torch_compile_mode", "torch_compile_scope", "activation_memory_budget")}
 # A rung's status is its worst round's.
 WORST_FIRST = ("failed", "diverged", "out_of_memory", "skipped", "ok")
 
@@ -165,11 +179,27 @@ def pairs(
     for before in rungs:
         for after in rungs:
             if before is not after and before.settings and after.settings:
-                differing = {
-                    name
-                    for name in before.settings.keys() | after.settings.keys()
-                    if name not in NAMING and before.settings.get(name) != after.settings.get(name)
-                }
                 values = before.settings.get(setting), after.settings.get(setting)
-                if differing == {setting} and accept(*values):
+                if differing(before.settings, after.settings, setting) == {setting} and accept(*values):
                     yield before, after
+
+
+def differing(before: dict[str, Any], after: dict[str, Any], setting: str) -> set[str]:
+    """The settings that two rungs differ in, less those that name them or only go with `setting`, if that differs."""
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return names - set(NAMING) - (set(BESIDE.get(setting, ())) if setting in names else set())
+
+
+def break_even(compile_seconds: float, eager: Spread | None, compiled: Spread | None) -> tuple[int | None, str]:
+    """The step at which the time spent compiling has paid for itself, and the same in words.
+
+    With S seconds spent compiling, and medians of e and c seconds a step, S + n c = n e at n = S / (e - c).
+    """
+    if eager is None or compiled is None:
+        return None, "not known: too few timed steps for a speed"
+    if not compiled.differs(eager):
+        return None, "not known: the step times overlap, no difference is claimed"
+    if compiled.median > eager.median:
+        return None, "never: slower"
+    steps = math.ceil(1000 * compile_seconds / (eager.median - compiled.median))
+    return steps, f"after {steps:,} steps"

@@ -14,6 +14,8 @@ from .settings import FIELDS, Settings
 WIDTH = 100
 # A log file gets about this many lines of progress, whatever the number of steps.
 PROGRESS_LINES = 10
+# Of a kind, in the summary of a run; its result file has all.
+REASONS = 3
 
 
 def settings_block(settings: Settings, environment: dict[str, Any]) -> str:
@@ -82,9 +84,7 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
     elif result["status"] == "ok":
         lines += _row("speed", f"not claimed: {speed['timed_steps']} timed steps, {LEAST_TIMED_STEPS} are needed")
     if result["compile"]:
-        compiled = result["compile"]
-        seconds = f"{compiled['seconds']:,.1f} s, " if compiled["seconds"] is not None else ""
-        lines += _row("compile", f"{seconds}{compiled['graphs']} graphs")
+        lines += _compile_rows(result["compile"])
     if result["amp"]:
         lines += _row(
             "fp16", f"loss scale {result['amp']['loss_scale']:,.0f}, {result['amp']['skipped_steps']} steps skipped"
@@ -95,6 +95,20 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
     for line in where:
         lines += _row("tracker", line)
     return "\n".join(lines)
+
+
+def _compile_rows(compiled: dict[str, Any]) -> list[str]:
+    counts = ((compiled["graphs"], "graph"), (compiled["graph_breaks"], "graph break"))
+    counts += ((compiled["recompiles"], "recompile"),)
+    words = ", ".join(f"{count} {name}{'s' * (count != 1)}" for count, name in counts)
+    lines = _row("compile", f"{compiled['seconds']:,.1f} s ({compiled['cache']} cache), {words}")
+    for kind in ("graph_break", "recompile"):
+        for reason in compiled[f"{kind}_reasons"][:REASONS]:
+            lines += _row("", f"{kind.replace('_', ' ')}: {reason}")
+    if compiled.get("break_even"):
+        even = compiled["break_even"]
+        lines += _row("break-even", f"{even['verdict']}, against {even['against']}")
+    return lines
 
 
 def _row(name: str, text: str) -> list[str]:

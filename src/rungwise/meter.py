@@ -44,7 +44,8 @@ class StepMeter:
     """Times optimizer steps in three phases that never mix.
 
     First, steps under the memory meter, until it has seen a whole step; then untimed steps up to `untimed_steps`;
-    then the timed ones. fp16 can skip its first steps, which makes the first phase longer.
+    then the timed ones. fp16 can skip its first steps, which makes the first phase longer. A step in which something
+    was compiled is never timed.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class StepMeter:
     ):
         self.device, self.memory, self.untimed_steps, self.clock = device, memory, untimed_steps, clock
         self.seen = 0
+        # How often the compiler has been at work: a step in which it was is not timed.
+        self.compilations: Callable[[], int] = lambda: 0
 
     @contextmanager
     def step(self) -> Iterator[StepTime]:
         """Around one whole optimizer step, the wait for its data included."""
         self.seen += 1
-        metered = not self.memory.done
+        metered, compilations = not self.memory.done, self.compilations()
         timing = StepTime(timed=not metered and self.seen > self.untimed_steps)
         with self.memory.window() if metered else nullcontext():
             synchronize(self.device)
@@ -69,6 +72,7 @@ class StepMeter:
             yield timing
             synchronize(self.device)
             timing.seconds = self.clock() - started
+        timing.timed &= self.compilations() == compilations
         if self.memory.done:
             timing.peak_bytes = self.memory.peak_bytes()
 

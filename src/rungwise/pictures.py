@@ -1,6 +1,6 @@
 """The pictures of a report, sized for a README. Colour-blind readers tell their colours (Okabe and Ito's) apart."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -26,6 +26,7 @@ STYLE = {
     "savefig.dpi": 150,
 }
 WIDTH = 10.0
+POINTS = {"textcoords": "offset points", "fontsize": 9}
 
 
 def draw(rungs: list[RungResult], folder: Path) -> list[Path]:
@@ -34,6 +35,7 @@ def draw(rungs: list[RungResult], folder: Path) -> list[Path]:
         "ladder.png": memory_and_speed,
         "loss.png": losses,
         "accumulation.png": accumulation,
+        "memory_budget.png": memory_budget,
         "memory_timeline.png": timelines,
     }
     drawn = []
@@ -113,28 +115,48 @@ def losses(rungs: list[RungResult]) -> Figure | None:
 
 def accumulation(rungs: list[RungResult]) -> Figure | None:
     """Peak memory and step time against accumulation steps, of the most rungs that differ in them alone."""
-    family = accumulation_family(rungs)
+    family = family_of(rungs, "gradient_accumulation_steps")
     if len(family) < 2:
         return None
-    steps = [rung.settings["gradient_accumulation_steps"] for rung in family]
+    rows = family[0].settings["global_batch_size"]
+    return _trade_off(
+        family, "gradient_accumulation_steps", f"accumulation steps (global batch {rows} rows)", log=True
+    )
+
+
+def memory_budget(rungs: list[RungResult]) -> Figure | None:
+    """Peak memory and step time against the compiler's activation memory budget, and the eager rungs' as lines."""
+    family = family_of(rungs, "activation_memory_budget")
+    if len(family) < 2:
+        return None
+    names = {rung.name for rung in family}
+    eager = [a for a, b in pairs(rungs, "torch_compile", lambda *v: v[1] is True) if b.name in names and a.peak]
+    label = "activation memory budget (1: as the compiler likes, 0: recompute all)"
+    return _trade_off(family, "activation_memory_budget", label, lines=list({r.name: r for r in eager}.values()))
+
+
+def _trade_off(
+    family: list[RungResult], setting: str, label: str, log: bool = False, lines: Sequence[RungResult] = ()
+) -> Figure:
+    """Memory (left) and time (right) of rungs over the one setting that they differ in; other rungs as flat lines."""
+    values = [rung.settings[setting] for rung in family]
     figure, memory_axes = plt.subplots(figsize=(WIDTH, 4.5), layout="constrained")
-    memory_axes.plot(steps, [rung.peak for rung in family], marker="o", color=COLOURS[0], linewidth=2)
+    memory_axes.plot(values, [rung.peak for rung in family], marker="o", color=COLOURS[0], linewidth=2)
     memory_axes.set_ylabel("peak allocated memory (MiB)", color=COLOURS[0])
-    memory_axes.set_xlabel(f"accumulation steps (global batch {family[0].settings['global_batch_size']} rows)")
-    memory_axes.set_xscale("log", base=2)
-    memory_axes.set_xticks(steps, [str(step) for step in steps])
+    memory_axes.set_xlabel(label)
+    if log:
+        memory_axes.set_xscale("log", base=2)
+    memory_axes.set_xticks(values, [f"{value:g}" for value in values])
     memory_axes.minorticks_off()
-    memory_axes.margins(y=0.12)
-    memory_axes.set_ylim(bottom=0)
     memory_axes.grid(axis="x")
     time_axes = memory_axes.twinx()
     time_axes.spines["right"].set_visible(True)
-    timed = [(step, rung.step_ms) for step, rung in zip(steps, family, strict=True) if rung.step_ms]
+    timed = [(value, rung.step_ms) for value, rung in zip(values, family, strict=True) if rung.step_ms]
     if timed:
         low = [max(0, time.median - time.low) for _, time in timed]
         high = [max(0, time.high - time.median) for _, time in timed]
         time_axes.errorbar(
-            [step for step, _ in timed],
+            [value for value, _ in timed],
             [time.median for _, time in timed],
             yerr=[low, high],
             marker="s",
@@ -143,22 +165,29 @@ def accumulation(rungs: list[RungResult]) -> Figure | None:
             capsize=3,
             linewidth=2,
         )
-    time_axes.margins(y=0.12)
-    time_axes.set_ylim(bottom=0)
+    for rung in lines:
+        memory_axes.axhline(rung.peak, color=COLOURS[0], linestyle=":")
+        memory_axes.annotate(f"{rung.name}: {rung.peak:,.0f} MiB", (values[0], rung.peak), (4, 4), **POINTS)
+        if rung.step_ms:
+            time_axes.axhline(rung.step_ms.median, color=COLOURS[5], linestyle=":")
+            text, place = f"{rung.name}: {rung.step_ms.median:,.0f} ms", (values[-1], rung.step_ms.median)
+            time_axes.annotate(text, place, (-4, 4), ha="right", **POINTS)
     for axes in (memory_axes, time_axes):
+        axes.margins(y=0.12)
+        axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     time_axes.set_ylabel("step time (ms), bars: p10 to p90", color=COLOURS[5])
     return figure
 
 
-def accumulation_family(rungs: list[RungResult]) -> list[RungResult]:
-    """The largest set of finished rungs that differ in accumulation alone, by rising accumulation."""
+def family_of(rungs: list[RungResult], setting: str) -> list[RungResult]:
+    """The largest set of finished rungs that differ in this setting alone, by its rising value."""
     families: dict[str, dict[str, RungResult]] = {}
-    for before, after in pairs(rungs, "gradient_accumulation_steps", lambda *_: True):
+    for before, after in pairs(rungs, setting, lambda *_: True):
         if before.peak is not None and after.peak is not None:
             families.setdefault(before.name, {before.name: before})[after.name] = after
     largest = max(families.values(), key=len, default={})
-    return sorted(largest.values(), key=lambda rung: rung.settings["gradient_accumulation_steps"])
+    return sorted(largest.values(), key=lambda rung: rung.settings[setting])
 
 
 def timelines(rungs: list[RungResult]) -> Figure | None:

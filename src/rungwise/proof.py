@@ -8,10 +8,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from .compiler import CompileRecord
 from .models import CausalLMLoss
 from .settings import Settings
-from .techniques import CompileRecord, checkpointed_blocks
+from .techniques import checkpointed_blocks
 
+# With less of the compiled modules' parameters in compiled code, most of the model fell back to eager.
+LEAST_COMPILED = 0.5
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -63,6 +66,9 @@ class Proof:
         # A part of the model that runs after the model's forward has ended is run by the backward pass.
         self.recomputed_blocks += not self._in_forward
 
+    def _why_eager(self) -> list[str]:
+        return self.compiled.result()["graph_break_reasons"]
+
     def check(self, accelerator: Accelerator) -> dict[str, Any]:
         """Call once, after the first optimizer step. Removes the hooks.
 
@@ -95,8 +101,14 @@ class Proof:
             )
         if isinstance(self._loss, CausalLMLoss) and not self._loss.divided:
             missing.append("the model ignores num_items_in_batch, so that its loss is not the one of the whole window")
+        share = self.compiled.compiled_share() if self.compiled else 0.0
         if self.settings.torch_compile and not (self.compiled and self.compiled.graphs):
             missing.append("torch_compile was asked for, and no graph was compiled")
+        elif self.compiled and share < LEAST_COMPILED:
+            missing.append(
+                f"torch_compile was asked for, and {share:.0%} of the parameters were used by compiled code: "
+                f"most of it fell back to eager ({'; '.join(self._why_eager()) or 'no graph break is known'})"
+            )
         if accelerator.num_processes != self.settings.num_processes:
             missing.append(
                 f"{self.settings.num_processes} processes were asked for, {accelerator.num_processes} took part"
@@ -113,6 +125,7 @@ class Proof:
             "gradient_scaler": scaled,
             "recomputed_blocks": self.recomputed_blocks,
             "compiled_graphs": self.compiled.graphs if self.compiled else 0,
+            "compiled_parameters": share,
             "processes": accelerator.num_processes,
             "dropout": self._dropout,
             "distributed_type": accelerator.distributed_type.value,

@@ -8,6 +8,7 @@ from typing import Any
 
 from .checks import Check, run_checks
 from .compare import OWNERS, RungResult, load
+from .compiled import compiled_lines, compiled_rows
 from .pictures import draw
 from .problems import SettingsError
 from .table import COLUMNS, conditions, table
@@ -16,6 +17,7 @@ PICTURES = {
     "ladder.png": "Peak memory by owner, and step time",
     "loss.png": "Loss",
     "accumulation.png": "What accumulation saves and costs",
+    "memory_budget.png": "What the compiler's memory budget saves and costs",
     "memory_timeline.png": "Memory over one training step",
 }
 
@@ -26,6 +28,7 @@ class Report:
 
     rungs: list[RungResult]
     rows: list[dict[str, Any]]
+    compiled: list[dict[str, Any]]
     checks: list[Check]
     pictures: list[Path]
 
@@ -45,12 +48,13 @@ def write_report(folder: Path) -> Report:
     rungs = load(folder)
     if not rungs:
         raise SettingsError([f"{folder} holds no <rung>/round-N/result.json; give the folder of a ladder"])
-    report = Report(rungs, table(rungs), run_checks(rungs), draw(rungs, folder))
+    report = Report(rungs, table(rungs), compiled_rows(rungs), run_checks(rungs), draw(rungs, folder))
     (folder / "report.md").write_text(markdown(report, folder.name), encoding="utf-8")
     content = {
         "schema": 1,
         "conditions": conditions(rungs),
         "rows": report.rows,
+        "compiled": report.compiled,
         "checks": [asdict(check) for check in report.checks],
     }
     (folder / "report.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -81,6 +85,8 @@ def markdown(report: Report, title: str) -> str:
             "",
         ]
     lines += [*markdown_table(report), "", NOTES, ""]
+    if report.compiled:
+        lines += ["## Compiling", "", *compiled_lines(report.compiled), "", COMPILE_NOTES, ""]
     lines += ["## Checks", "", "| check | rungs | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
     for check in report.checks:
         cells = (check.claim, " → ".join(check.rungs), f"**{check.verdict}**", check.measured, check.bound)
@@ -157,6 +163,9 @@ def terminal_table(report: Report) -> str:
     for row in report.rows:
         if row["status"] != "ok":
             lines.append(f"{row['rung']}: {row['reason']}")
+    for row in report.compiled:
+        against = f" against {row['eager']}" if row["eager"] else ""
+        lines.append(f"{row['rung']}: break-even {row['break_even']}{against}")
     counts = {
         verdict: sum(check.verdict == verdict for check in report.checks) for verdict in ("PASS", "FAIL", "SKIP")
     }
@@ -172,6 +181,11 @@ Memory is the allocator's peak; activations are what the other owners leave of i
 a step is from the 10th to the 90th percentile of its steps, over several rounds from the lowest to the highest. Speed
 is compared by the median step; ≈ marks steps whose spreads overlap: no difference is claimed. Losses are compared at
 the last step."""
+
+COMPILE_NOTES = """\
+Compile seconds are those in which the compiler was at work, forward and backward; no timed step is among them. They
+are comparable with a fresh cache alone. Break-even is the step at which what compiling saves a step has paid for them.
+"""
 
 
 def _speed_change(row: dict[str, Any], first: dict[str, Any]) -> str:

@@ -121,6 +121,14 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
         problems.append("--train_file and --dataset_name each name the data; give one")
     if settings.gradient_checkpointing_kwargs is not None and not settings.gradient_checkpointing:
         problems.append("--gradient_checkpointing_kwargs has no effect without --gradient_checkpointing; add it")
+    if settings.activation_memory_budget != 1 and not settings.torch_compile:
+        problems.append(
+            "--activation_memory_budget is the compiler's and has no effect without --torch_compile; add it"
+        )
+    if settings.activation_memory_budget > 1:
+        problems.append(f"--activation_memory_budget: must be from 0 to 1, not {settings.activation_memory_budget:g}")
+    if settings.eager_run and not settings.torch_compile:
+        problems.append("--eager_run is what a compiled run is compared with; add --torch_compile, or drop it")
     reentrant = (settings.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if reentrant and settings.num_processes > 1:
         problems.append("use_reentrant: true fails with several processes (DDP); leave it out")
@@ -173,6 +181,10 @@ def _made_name(settings: Settings) -> str:
         parts.append("ckpt")
     if settings.torch_compile:
         parts.append("compile" if settings.torch_compile_scope == "model" else "compile_regional")
+        if settings.torch_compile_mode != "default":
+            parts.append(settings.torch_compile_mode)
+        if settings.activation_memory_budget != 1:
+            parts.append(f"budget{settings.activation_memory_budget:g}")
     if settings.num_processes > 1:
         parts.append(f"x{settings.num_processes}")
     model = settings.model_name_or_path or settings.config_name or settings.model_type

@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,7 @@ class Record:
             row |= {f"perf/{name}": value for name, value in self._speed(step.tokens, step.seconds).items()}
         if step.peak_bytes is not None:
             row["memory/peak_allocated_mib"] = step.peak_bytes / MIB
+        row |= {f"compile/{name}": value for name, value in self.compile.items() if isinstance(value, int | float)}
         return row | {f"amp/{name}": value for name, value in self._amp().items()}
 
     def _speed(self, tokens: float, seconds: float) -> dict[str, float]:
@@ -69,14 +69,6 @@ class Record:
         if found["tokens_per_second"] is not None:
             found |= self._speed(found["tokens"], sum(step.seconds for step in timed))
         return found | {"all_steps_seconds": sum(step.seconds for step in self.steps)}
-
-    def _compile(self) -> dict[str, Any]:
-        """Seconds are what the first step took beyond a later one: compiling happens there."""
-        timed = [step.seconds for step in self.steps if step.timed]
-        if not self.compile:
-            return {}
-        seconds = self.steps[0].seconds - statistics.median(timed) if timed else None
-        return {"seconds": seconds, **self.compile}
 
     def _amp(self) -> dict[str, Any]:
         if not self.steps or self.steps[-1].loss_scale is None:
@@ -105,7 +97,7 @@ class Record:
                 else {},
                 "throughput": self._throughput(),
                 "memory": self.memory,
-                "compile": self._compile(),
+                "compile": self.compile,
                 "amp": self._amp(),
             }
         )

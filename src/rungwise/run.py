@@ -3,14 +3,12 @@
 import atexit
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import NoReturn
+from types import TracebackType
 
 import torch
 from accelerate import Accelerator
@@ -18,7 +16,8 @@ from accelerate.utils import gather_object
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PreTrainedModel
 
-from . import console, data, models, tracking
+from . import compiler, console, data, eager_run, models, tracking
+from .compiler import CompileRecord
 from .environment import describe
 from .loop import Diverged, Step
 from .memory import MIB, MemoryMeter
@@ -28,7 +27,8 @@ from .proof import Proof
 from .resolve import parse
 from .result import Record, plain
 from .settings import Settings
-from .techniques import CompileRecord, UnavailableTechnique
+from .signals import Signals, Terminated
+from .techniques import UnavailableTechnique, device_type
 
 
 def check(
@@ -36,7 +36,9 @@ def check(
 ) -> tuple[Settings, list[str]]:
     """The settings of a call and everything that is wrong with it, found before anything is built."""
     settings, problems = parse(argv, environ, description)
-    return settings, problems + models.problems(settings) + data.problems(settings) + tracking.problems(settings)
+    for check_part in (models.problems, data.problems, tracking.problems, eager_run.problems):
+        problems += check_part(settings)
+    return settings, problems + compiler.problems(settings, device_type(settings))
 
 
 def configure(argv: Sequence[str] | None = None, description: str | None = None) -> Settings:
@@ -59,10 +61,6 @@ def exit_on_problems() -> Iterator[None]:
         raise SystemExit(2) from error
 
 
-class Terminated(BaseException):
-    """The process was asked to end (SIGTERM)."""
-
-
 class Run:
     """A context around one training run. It keeps the files, the tracker and the terminal; it trains nothing.
 
@@ -78,9 +76,10 @@ class Run:
         self.accelerator: Accelerator | None = None
         self.progress: console.Progress | None = None
         self.compiled: CompileRecord | None = None
+        self.signals = Signals()
 
     def __enter__(self) -> "Run":
-        self._previous_handler = signal.signal(signal.SIGTERM, _terminate)
+        self.signals.__enter__()
         if _is_main():
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "metrics.jsonl").write_text("", encoding="utf-8")
@@ -114,42 +113,52 @@ class Run:
         self.memory.watch(model, optimizer)
         self.compiled = compiled
         self.proof = Proof(model, self.settings, compiled)
+        if compiled:
+            self.meter.compilations = lambda: compiled.compilations
 
     def log(self, step: Step) -> None:
-        """Keeps one finished step.
+        """Keeps one finished step, in every place or in none.
 
         Raises:
             InactiveTechnique: after the first step, if a technique that was asked for did not act.
         """
-        row = self.record.add(step)
+        if self.compiled:
+            self.record.compile = self.compiled.result()
+        with self.signals.whole():
+            row = self.record.add(step)
+            if _is_main():
+                with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"step": step.number, **plain(row)}) + "\n")
+                self.tracker.log(row, step=step.number)
+                self.progress.show(step)
         if step.number == 1:
             self.record.evidence = self.proof.check(self.accelerator)
-        if _is_main():
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step.number, **plain(row)}) + "\n")
-            self.tracker.log(row, step=step.number)
-            self.progress.show(step)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         record = self.record
+        if error is None and self.accelerator:
+            error = self._gather_memory()
         record.status, record.reason, self.exit_code = _outcome(error, record.steps)
         if not _is_main() and self.exit_code:
             self._leave_word(error)
         elif isinstance(error, Terminated):
             record.reason = self._word_of_another_rank() or record.reason
         if self.compiled:
-            cache = "fresh" if self.compiled.fresh_cache else os.environ["TORCHINDUCTOR_CACHE_DIR"]
-            record.compile = {"graphs": self.compiled.graphs, "cache": cache}
-        if self.accelerator:
-            record.memory = self._largest_memory() if record.status == "ok" else self.memory.result()
+            record.compile = self.compiled.result()
+            record.reason = self.compiled.why_given_up(error) or record.reason
+            self.compiled.close()
+            if self.settings.eager_run and record.status == "ok":
+                record.compile["break_even"] = eager_run.compare(record.as_dict(), self.settings.eager_run)
+        if self.accelerator and not record.memory:
+            record.memory = self.memory.result()
         if _is_main():
             if self.progress:
                 self.progress.close()
             if self.exit_code == 1 and record.status == "failed":
                 # A fault nobody foresaw: its place in the code is what its reader needs.
-                traceback.print_exception(kind, error, trace)
+                traceback.print_exception(error)
             record.write(self.folder)
             self._write_timeline()
             self.tracker.summary(record.summary())
@@ -157,7 +166,7 @@ class Run:
             print(console.summary_block(record.as_dict(), where), flush=True)
         if self.accelerator:
             atexit.register(_release, self.accelerator)
-        signal.signal(signal.SIGTERM, self._previous_handler)
+        self.signals.__exit__()
         return isinstance(error, Exception | KeyboardInterrupt | Terminated)
 
     def _leave_word(self, error: BaseException | None) -> None:
@@ -182,10 +191,15 @@ class Run:
             text = "\n".join(["ms,allocated_mib", *lines]) + "\n"
             (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
 
-    def _largest_memory(self) -> dict[str, float | None]:
-        """Each figure of the rank where it is largest."""
-        ranks = gather_object([self.memory.result()])
-        return {name: max(rank[name] for rank in ranks) if ranks[0][name] is not None else None for name in ranks[0]}
+    def _gather_memory(self) -> BaseException | None:
+        """Keeps each figure of the rank where it is largest. Returns why another rank could not be asked, if so."""
+        try:
+            ranks = gather_object([self.memory.result()])
+        except (Exception, KeyboardInterrupt, Terminated) as error:
+            return error
+        largest = {name: None if ranks[0][name] is None else max(rank[name] for rank in ranks) for name in ranks[0]}
+        self.record.memory = largest
+        return None
 
 
 def _release(accelerator: Accelerator) -> None:
@@ -200,10 +214,6 @@ def _release(accelerator: Accelerator) -> None:
 
 def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
 
 
 def _outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str | None, int]:

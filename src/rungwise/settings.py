@@ -67,6 +67,15 @@ class Settings:
     torch_compile_scope: str = _flag(
         "model", "techniques", "the whole model, or its repeated block once", choices=("model", "regional")
     )
+    torch_compile_cache_dir: str | None = _flag(
+        None, "techniques", "keep the compiler's cache here: a warm start the next time [a fresh cache each run]"
+    )
+    activation_memory_budget: float = _flag(
+        1.0, "techniques", "activations that compiled code keeps: 1 as the compiler likes, 0 recomputes all", least=0
+    )
+    eager_run: str | None = _flag(
+        None, "techniques", "folder of a finished eager run: says after how many steps compiling has paid"
+    )
     optim: str = _flag("adamw_torch", "techniques", "optimizer", choices=("adamw_torch", "adamw_torch_fused"))
 
     max_steps: int = _flag(20, "training", "optimizer steps", least=1)

@@ -2,10 +2,6 @@
 
 import inspect
 import os
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -15,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from . import cpu_matmul
+from .compiler import CompileRecord
 from .environment import native_precision
 from .settings import Settings
 
@@ -32,8 +29,7 @@ def build_accelerator(settings: Settings) -> Accelerator:
     On the CPU Accelerate accepts fp16 and then trains in fp32 without a scaler; PyTorch has both since 2.3, so they
     are switched on here.
     """
-    device = torch.accelerator.current_accelerator(check_available=True)
-    use_cpu = settings.use_cpu or device is None or device.type not in MEASURED_ACCELERATORS
+    use_cpu = device_type(settings) == "cpu"
     if use_cpu:
         _use_all_cores()
         if settings.mixed_precision not in ("no", *native_precision(torch.device("cpu"))):
@@ -54,6 +50,14 @@ def build_accelerator(settings: Settings) -> Accelerator:
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
     return accelerator
+
+
+def device_type(settings: Settings) -> str:
+    """The kind of device that a run with these settings uses here: cpu, cuda or xpu."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if settings.use_cpu or device is None or device.type not in MEASURED_ACCELERATORS:
+        return "cpu"
+    return device.type
 
 
 def _use_all_cores() -> None:
@@ -104,62 +108,22 @@ def repeated_blocks(model: PreTrainedModel) -> list[nn.Module]:
     return [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
 
 
-@dataclass
-class CompileRecord:
-    """What the compiler was given: one entry a captured graph."""
-
-    graphs: int = 0
-    recomputed_blocks: int = 0
-    dtypes: set[torch.dtype] = field(default_factory=set)
-    fresh_cache: tempfile.TemporaryDirectory[str] | None = None
-
-    def backend(self, mode: str) -> Callable[..., Any]:
-        """An Inductor backend that takes notes of the graphs that pass through it."""
-        from torch._inductor import list_mode_options
-        from torch._inductor.compile_fx import compile_fx
-
-        patches = list_mode_options(mode) if mode != "default" else None
-
-        def compile_and_record(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            self.graphs += 1
-            for module in graph.modules():
-                for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-                    self.recomputed_blocks += "activation_checkpoint" in str(node.target)
-                    value = node.meta.get("example_value")
-                    if node.op == "call_function" and isinstance(value, torch.Tensor):
-                        self.dtypes.add(value.dtype)
-            return compile_fx(graph, inputs, config_patches=patches)
-
-        return compile_and_record
-
-
 def apply_compile(model: PreTrainedModel, settings: Settings) -> CompileRecord | None:
-    """Compiles the model or its repeated block, in place, so that parameters keep their names.
-
-    Shapes are fixed whatever the launcher left in the environment: packed blocks never change theirs.
+    """Compiles the model, or its repeated block once, in place.
 
     Raises:
         UnavailableTechnique: regional scope for a model that names no repeated block.
     """
     if not settings.torch_compile:
         return None
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    record = CompileRecord()
-    scope = [model] if settings.torch_compile_scope == "model" else repeated_blocks(model)
-    if not scope:
+    modules = [model] if settings.torch_compile_scope == "model" else repeated_blocks(model)
+    if not modules:
         raise UnavailableTechnique(
             f"{type(model).__name__} names no repeated block, so nothing would be compiled; "
             "use --torch_compile_scope model"
         )
-    # A compile time only means something with an empty cache; one that the user named is the user's to answer for.
-    # Inductor writes its default into the environment, from which this process may have inherited it.
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
-        record.fresh_cache = tempfile.TemporaryDirectory(prefix="rungwise-inductor-")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = record.fresh_cache.name
-    backend = record.backend(settings.torch_compile_mode)
-    for module in scope:
-        module.compile(backend=backend, dynamic=False)
+    record = CompileRecord(settings)
+    record.compile(modules)
     return record
 
 

@@ -1,0 +1,226 @@
+"""What torch.compile did in one run: graphs, graph breaks and recompiles with their reasons, and the time it took.
+
+PyTorch has no public way to ask for these. Taken are dynamo's own notes (`torch._dynamo.callback`,
+`graph_break_reasons`, `guard_failures`) and a backend around Inductor that sees each graph.
+"""
+
+import os
+import shutil
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .settings import Settings
+
+
+def problems(settings: Settings, device_type: str) -> list[str]:
+    """What is missing on this machine for the compiler, found before anything is built."""
+    if not settings.torch_compile:
+        return []
+    found = []
+    if device_type == "cpu":
+        from torch._inductor import config, exc
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except (exc.InvalidCxxCompiler, RuntimeError):
+            named = [config.cpp.cxx] if isinstance(config.cpp.cxx, str) else [name for name in config.cpp.cxx if name]
+            found.append(
+                f"--torch_compile needs a C++ compiler on the CPU, and none of {', '.join(named)} runs; install one "
+                "(Debian: apt-get install g++; macOS: xcode-select --install), or name one in the environment "
+                "variable CXX"
+            )
+        if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+            found.append(
+                f"--torch_compile needs Python's headers, and {sysconfig.get_path('include')} has no Python.h; "
+                "install them (Debian: apt-get install python3-dev)"
+            )
+    elif device_type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            found.append(
+                "--torch_compile needs Triton on this GPU, and it is missing or does not support it; "
+                "install triton, or leave --torch_compile out"
+            )
+    return found
+
+
+class CompileRecord:
+    """Compiles modules in place, so that parameters keep their names, and takes notes of it.
+
+    Attributes:
+        graphs: graphs that the compiler was given.
+        compilations: times that the compiler was at work.
+        seconds: wall time of all of them, forward and backward.
+        recomputed_blocks: checkpointed blocks inside the graphs.
+        dtypes: dtypes of the values that the graphs compute.
+    """
+
+    def __init__(self, settings: Settings):
+        import torch._dynamo
+
+        # Compiled code of an earlier model in this process would be looked through for every frame of this one.
+        torch._dynamo.reset()
+        self.graphs = self.compilations = self.recompiles = self.recomputed_blocks = 0
+        self.seconds = 0.0
+        self.dtypes: set[torch.dtype] = set()
+        self._started = 0.0
+        self._mode, self._budget = settings.torch_compile_mode, settings.activation_memory_budget
+        self._modules: list[nn.Module] = []
+        # By identity; a note of each parameter that compiled code was called with, until the proof has asked.
+        self._compiled: dict[int, int] | None = {}
+        self._use_cache(settings.torch_compile_cache_dir)
+        self._hits_before = _cache_hits()
+        self._listen()
+
+    def _use_cache(self, folder: str | None) -> None:
+        """A compile time only means something with an empty cache; one that the user named is a warm start's."""
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+        # Inductor writes its default into the environment, from which this process may have inherited it.
+        named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        self.cache = folder or (named if named != default_cache_dir() else None)
+        if self.cache is None:
+            self._fresh = tempfile.TemporaryDirectory(prefix="rungwise-inductor-", ignore_cleanup_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.cache or self._fresh.name
+
+    def _listen(self) -> None:
+        from torch._dynamo import callback
+
+        callback.on_compile_start(self._start)
+        callback.on_compile_end(self._end)
+
+    def _start(self, about: Any) -> None:
+        self._started = time.perf_counter()
+
+    def _end(self, about: Any) -> None:
+        self.seconds += time.perf_counter() - self._started
+        self.compilations += 1
+        # A frame's id is "<frame>/<compilation>": anything but the first compilation is one that guards asked for.
+        again = about.compile_id.split("_")[0].rpartition("/")[2] != "0"
+        self.recompiles += about.callback_trigger.name == "DYNAMO" and again
+
+    def compile(self, modules: list[nn.Module]) -> None:
+        """Has each of these modules compile itself when it is first called.
+
+        Shapes are fixed whatever the launcher left in the environment: packed blocks never change theirs. Where dynamo
+        would go on in eager mode, after an error of its own or too many recompiles, it raises instead.
+        """
+        import torch._dynamo.config
+
+        torch._dynamo.config.suppress_errors = False
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        self._modules = modules
+        backend = self._backend()
+        for module in modules:
+            module.compile(backend=backend, dynamic=False)
+
+    def _backend(self) -> Callable[..., Any]:
+        from torch._functorch import config as functorch
+        from torch._inductor import list_mode_options
+        from torch._inductor.compile_fx import compile_fx
+
+        patches = list_mode_options(self._mode) if self._mode != "default" else None
+
+        def compile_and_record(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            self._note(graph)
+            with functorch.patch(activation_memory_budget=self._budget):
+                compiled = compile_fx(graph, inputs, config_patches=patches)
+
+            def run(*arguments: Any) -> Any:
+                if self._compiled is not None:
+                    self._compiled |= {id(a): a.numel() for a in arguments if isinstance(a, nn.Parameter)}
+                return compiled(*arguments)
+
+            return run
+
+        return compile_and_record
+
+    def _note(self, graph: torch.fx.GraphModule) -> None:
+        self.graphs += 1
+        for module in graph.modules():
+            for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+                self.recomputed_blocks += "activation_checkpoint" in str(node.target)
+                value = node.meta.get("example_value")
+                if node.op == "call_function" and isinstance(value, torch.Tensor):
+                    self.dtypes.add(value.dtype)
+
+    def compiled_share(self) -> float:
+        """The share of the modules' parameters that compiled code was called with. Call it once, after a step."""
+        if self._compiled is not None:
+            of_modules = {id(p): p.numel() for module in self._modules for p in module.parameters()}
+            self._share = sum(self._compiled.values()) / max(1, sum(of_modules.values()))
+            self._compiled = None
+        return self._share
+
+    def result(self) -> dict[str, Any]:
+        """What was found so far, as it stands in `result.json`."""
+        from torch._dynamo.utils import graph_break_reasons, guard_failures
+
+        breaks = [reason for reason in graph_break_reasons if reason.graph_break]
+        failures = [failure for code_failures in guard_failures.values() for failure in code_failures]
+        warm = _cache_hits() > self._hits_before
+        cache = f"{'warm' if warm else 'cold'}: {self.cache}" if self.cache else "fresh"
+        return {
+            "seconds": self.seconds,
+            "graphs": self.graphs,
+            "graph_breaks": len(breaks),
+            "graph_break_reasons": _distinct(_why_broken(reason) for reason in breaks),
+            "recompiles": self.recompiles,
+            "recompile_reasons": _distinct(_why_recompiled(failure) for failure in failures),
+            "cache": cache,
+        }
+
+    def why_given_up(self, error: BaseException | None) -> str | None:
+        """In words, if `error` is dynamo's that a frame was compiled too often."""
+        if type(error).__name__ != "FailOnRecompileLimitHit":
+            return None
+        reasons = "; ".join(self.result()["recompile_reasons"]) or "no reason is known"
+        return (
+            f"the compiler gave up after {self.recompiles} recompiles ({reasons}); keep shapes and options of the "
+            "model fixed, try another --torch_compile_scope, or leave --torch_compile out"
+        )
+
+    def close(self) -> None:
+        """Stops taking notes and removes the fresh cache."""
+        from torch._dynamo.callback import callback_handler
+
+        for callbacks, own in (
+            (callback_handler.start_callbacks, self._start),
+            (callback_handler.end_callbacks, self._end),
+        ):
+            if own in callbacks:
+                callbacks.remove(own)
+        if self.cache is None:
+            shutil.rmtree(self._fresh.name, ignore_errors=True)
+
+
+def _cache_hits() -> int:
+    """Graphs that were found compiled, in the life of this process."""
+    from torch._dynamo.utils import counters
+
+    return counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+
+
+def _why_broken(reason: Any) -> str:
+    """Dynamo's first words about a graph break, and the line of the model's code."""
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    where = f" at {Path(frame.filename).name}:{frame.lineno} in {frame.name}" if frame else ""
+    return f"{reason.reason.strip().splitlines()[0]}{where}"
+
+
+def _why_recompiled(failure: str) -> str:
+    """Dynamo's first words about the guard that failed, without the compilation's number."""
+    return " ".join(failure.splitlines()[0].partition(": ")[2].split("  #")[0].split())
+
+
+def _distinct(texts: Any) -> list[str]:
+    return list(dict.fromkeys(texts))

@@ -1,0 +1,245 @@
+"""The real compiler on the CPU: what it did is noted, what it did not do is found."""
+
+from pathlib import Path
+
+from rungwise import compiler
+from rungwise.compiler import CompileRecord
+from rungwise.models import build_model, save_model
+from rungwise.proof import InactiveTechnique
+from rungwise.run import check
+from rungwise.techniques import UnavailableTechnique, apply_compile
+
+import pytest
+import torch
+from harness import TINY, largest_difference, tiny_settings, train_tiny
+from torch import nn
+from torch._inductor import config as inductor
+from torch._inductor import cpp_builder
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from transformers import AutoModelForCausalLM
+
+FLAGS = ["--max_steps", "6", "--torch_compile", "--gradient_checkpointing"]
+BF16 = "accelerate_configs/bf16_accum4.yaml"
+# What a launcher leaves behind; none of it may reach the compiled model.
+LAUNCHED = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "ACCELERATE_DYNAMO_USE_DYNAMIC": "true"}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("inductor"))
+
+
+@pytest.fixture(scope="module")
+def compiled(cache):
+    """One compiled run, whole model, bf16, accumulated and checkpointed."""
+    settings = tiny_settings(*FLAGS, "--torch_compile_cache_dir", cache, config=BF16)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LAUNCHED.items():
+            patch.setenv(name, value)
+        trained = train_tiny(settings)
+    trained.evidence = trained.proof.check(trained.accelerator)
+    trained.notes = trained.compiled.result()
+    trained.compiled.close()
+    return trained
+
+
+def test_compiled_code_is_shown_to_be_compiled_half_precision_and_recomputing(compiled):
+    assert compiled.evidence["compiled_graphs"] == 1
+    assert compiled.evidence["compiled_parameters"] == 1.0
+    assert compiled.evidence["compute_dtype"] == "bfloat16"
+    assert compiled.evidence["recomputed_blocks"] == 2
+
+
+def test_compile_seconds_are_those_of_the_step_that_compiled(compiled):
+    seconds, first = compiled.notes["seconds"], compiled.steps[0].seconds
+    later = sorted(step.seconds for step in compiled.steps[1:])[2]
+    assert 0 < seconds < first
+    # What the first step took beyond a later one, starting up aside.
+    assert seconds == pytest.approx(first - later, rel=0.2)
+    assert compiled.notes["cache"].startswith("cold: ")
+
+
+def test_blocks_of_one_size_are_compiled_once_whatever_the_launcher_set(compiled):
+    notes = compiled.notes
+    assert (notes["graphs"], notes["graph_breaks"], notes["recompiles"]) == (1, 0, 0)
+    assert notes["graph_break_reasons"] == notes["recompile_reasons"] == []
+
+
+def test_compiled_training_equals_eager(compiled):
+    """At dropout 0 the compiler only fuses; it keeps in fp32 what eager rounds to bf16 between two operations."""
+    eager = train_tiny(tiny_settings("--max_steps", "6", "--gradient_checkpointing", config=BF16))
+    assert compiled.losses == pytest.approx(eager.losses, abs=2e-3)
+
+
+def test_a_model_that_was_compiled_is_saved_as_any_other(compiled, tmp_path):
+    save_model(compiled.model, tmp_path)
+    loaded, found = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(found.values()), found
+    assert largest_difference(loaded.state_dict(), compiled.weights) == 0
+
+
+def test_the_same_cache_again_is_a_warm_start_and_labelled(compiled, cache):
+    again = train_tiny(tiny_settings(*FLAGS, "--torch_compile_cache_dir", cache, config=BF16))
+    again.proof.check(again.accelerator)
+    notes = again.compiled.result()
+    assert notes["cache"] == f"warm: {cache}"
+    assert notes["seconds"] < compiled.notes["seconds"]
+    assert again.losses == compiled.losses
+
+
+def test_regions_are_compiled_once_and_equal_eager(cache):
+    """In fp32 only the order of sums differs."""
+    flags = ["--max_steps", "4", "--torch_compile_scope", "regional", "--torch_compile_cache_dir", cache]
+    regional = train_tiny(tiny_settings("--torch_compile", *flags))
+    evidence = regional.proof.check(regional.accelerator)
+    assert evidence["compiled_graphs"] == 1 and evidence["compiled_parameters"] == 1.0
+    assert regional.losses == pytest.approx(train_tiny(tiny_settings("--max_steps", "4")).losses, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes(mode, cache):
+    flags = ["--max_steps", "4", "--torch_compile", "--torch_compile_mode", mode, "--torch_compile_cache_dir", cache]
+    trained = train_tiny(tiny_settings(*flags))
+    assert trained.proof.check(trained.accelerator)["compiled_graphs"] == 1
+    assert trained.losses == pytest.approx(train_tiny(tiny_settings("--max_steps", "4")).losses, abs=1e-5)
+
+
+class Small(nn.Module):
+    """Two layers; what happens between them is a test's."""
+
+    def __init__(self, between=lambda: None):
+        super().__init__()
+        self.first, self.second, self.between = nn.Linear(8, 8), nn.Linear(8, 8), between
+
+    def forward(self, rows):
+        kept = self.first(rows)
+        self.between()
+        return self.second(kept).sum()
+
+
+def record(model, cache, **changes):
+    made = CompileRecord(tiny_settings("--torch_compile", "--torch_compile_cache_dir", cache, **changes))
+    made.compile([model])
+    return made
+
+
+def test_graph_breaks_and_recompiles_are_counted_with_their_reasons(cache):
+    model = Small(torch._dynamo.graph_break)
+    notes = record(model, cache)
+    model(torch.randn(4, 8)).backward()
+    before = notes.compilations
+    model(torch.randn(4, 8)).backward()
+    assert notes.compilations == before
+    assert notes.result()["recompiles"] == 0
+    model(torch.randn(2, 8)).backward()
+    found = notes.result()
+    assert notes.compilations > before
+    # Two frames, the one before the break and the one after it, each compiled for both shapes.
+    assert (found["graphs"], found["graph_breaks"], found["recompiles"]) == (4, 2, 2)
+    [why] = found["graph_break_reasons"]
+    assert "graph_break" in why and "test_compiler.py" in why and "in forward" in why
+    assert any("size mismatch" in why for why in found["recompile_reasons"])
+    assert notes.compiled_share() == 1.0
+    notes.close()
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_a_frame_that_recompiles_for_ever_ends_the_run(cache):
+    model = Small()
+    notes = record(model, cache)
+    with pytest.raises(Exception, match="recompile") as caught:
+        for rows in range(1, 9):
+            model(torch.randn(rows, 8))
+    why = notes.why_given_up(caught.value)
+    assert why.startswith("the compiler gave up after 1 recompiles (tensor 'rows' size mismatch")
+    assert notes.why_given_up(ValueError("another")) is None
+    notes.close()
+
+
+@torch._dynamo.config.patch(suppress_errors=True)
+def test_dynamo_may_not_swallow_an_error_and_go_on_in_eager_mode(cache, monkeypatch):
+    model = Small()
+    notes = record(model, cache)
+    monkeypatch.setattr(notes, "_note", lambda graph: 1 / 0)
+    with pytest.raises(Exception, match="division by zero"):
+        model(torch.randn(4, 8))
+    notes.close()
+
+
+def test_a_model_that_mostly_fell_back_to_eager_is_found(cache):
+    """A graph was compiled, for the head of the model alone: that is not what was asked for."""
+    settings = tiny_settings("--max_steps", "4", "--torch_compile", "--torch_compile_cache_dir", cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.models.gpt2.modeling_gpt2.GPT2Model.forward", _never_compiled())
+        trained = train_tiny(settings)
+    assert trained.compiled.graphs > 0
+    with pytest.raises(InactiveTechnique, match=r"13% of the parameters were used by compiled code.*in forward"):
+        trained.proof.check(trained.accelerator)
+
+
+def _never_compiled():
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Model
+
+    return torch._dynamo.disable(GPT2Model.forward)
+
+
+def test_a_smaller_memory_budget_keeps_less_for_the_backward_pass(cache):
+    def kept(budget):
+        flags = ["--torch_compile", "--torch_compile_cache_dir", cache, "--activation_memory_budget", budget]
+        settings = tiny_settings(*flags)
+        model = build_model(settings)
+        apply_compile(model, settings)
+        own = {parameter.data_ptr() for parameter in model.parameters()}
+        saved = {}
+
+        def note(tensor):
+            if tensor.data_ptr() not in own:
+                saved[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        rows = torch.arange(16 * 32).reshape(16, 32) % 128
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = model(input_ids=rows, labels=rows).loss
+        loss.backward()
+        return sum(saved.values())
+
+    assert kept("0") < 0.5 * kept("1")
+
+
+def test_a_fresh_cache_is_the_runs_own_and_goes_with_it(monkeypatch, tmp_path):
+    """Inductor puts its default into the environment, and every process that is started from there inherits it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    notes = CompileRecord(tiny_settings("--torch_compile"))
+    assert notes.result()["cache"] == "fresh"
+    folder = Path(notes._fresh.name)
+    assert list(folder.iterdir()) == []
+    notes.close()
+    assert not folder.exists()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    notes = CompileRecord(tiny_settings("--torch_compile"))
+    assert notes.result()["cache"] == f"cold: {tmp_path}"
+    notes.close()
+
+
+def test_regional_scope_of_a_model_without_named_blocks_is_refused():
+    settings = tiny_settings("--torch_compile", "--torch_compile_scope", "regional")
+    model = build_model(settings)
+    model._no_split_modules = None
+    with pytest.raises(UnavailableTechnique, match="use --torch_compile_scope model"):
+        apply_compile(model, settings)
+
+
+def test_a_missing_compiler_is_found_before_training():
+    call = ["--config", "accelerate_configs/fp32.yaml", *TINY]
+    with inductor.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        cpp_builder.cpp_compiler_search.cache_clear()
+        assert check(call)[1] == []
+        [problem] = check([*call, "--torch_compile"])[1]
+    cpp_builder.cpp_compiler_search.cache_clear()
+    assert "none of no-such-compiler runs; install one (Debian: apt-get install g++" in problem
+
+
+def test_missing_python_headers_are_found_before_training(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(tmp_path))
+    [problem] = compiler.problems(tiny_settings("--torch_compile"), "cpu")
+    assert f"{tmp_path} has no Python.h" in problem and "python3-dev" in problem
