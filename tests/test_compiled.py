@@ -19,7 +19,7 @@ SLOW, FAST = Spread(100.0, 95.0, 105.0), Spread(50.0, 45.0, 55.0)
 def test_break_even_is_the_step_from_which_the_compiled_run_is_ahead():
     assert break_even(42.0, SLOW, FAST) == (840, "after 840 steps")
     assert break_even(42.0, FAST, SLOW) == (None, "never: slower")
-    assert break_even(42.0, SLOW, Spread(96.0, 90.0, 99.0))[1].startswith("not known: the step times overlap")
+    assert break_even(42.0, SLOW, Spread(96.0, 90.0, 99.0))[1].startswith("not known: the spreads overlap")
     assert break_even(42.0, SLOW, None)[1].startswith("not known: too few timed steps")
 
 

@@ -196,9 +196,9 @@ def break_even(compile_seconds: float, eager: Spread | None, compiled: Spread | 
     With S seconds spent compiling, and medians of e and c seconds a step, S + n c = n e at n = S / (e - c).
     """
     if eager is None or compiled is None:
-        return None, "not known: too few timed steps for a speed"
+        return None, "not known: too few timed steps"
     if not compiled.differs(eager):
-        return None, "not known: the step times overlap, no difference is claimed"
+        return None, "not known: the spreads overlap"
     if compiled.median > eager.median:
         return None, "never: slower"
     steps = math.ceil(1000 * compile_seconds / (eager.median - compiled.median))
