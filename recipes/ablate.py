@@ -48,8 +48,8 @@ def main() -> int:
         )
         for step in steps:
             run.log(step)
-        if settings.save_model and accelerator.is_main_process:
-            save_model(accelerator.unwrap_model(model), Path(settings.output_dir) / "model")
+        if settings.save_model:
+            save_model(accelerator, model, Path(settings.output_dir) / "model")
     return run.exit_code
 
 

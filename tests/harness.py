@@ -10,6 +10,7 @@ from typing import Any
 
 from rungwise.data import build_dataloader, build_dataset
 from rungwise.loop import Step, train
+from rungwise.memory import local
 from rungwise.meter import StepMeter
 from rungwise.models import build_model
 from rungwise.proof import Proof
@@ -73,6 +74,7 @@ class Trained:
     proof: Proof
     compiled: Any
     optimizer: torch.optim.Optimizer
+    prepared: nn.Module
 
     @property
     def losses(self) -> list[float]:
@@ -115,8 +117,8 @@ def train_tiny(
             max_grad_norm=settings.max_grad_norm,
         )
     )
-    weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-    return Trained(steps, model, weights, accelerator, proof, compiled, optimizer)
+    weights = {name: local(value.detach()).cpu().clone() for name, value in model.state_dict().items()}
+    return Trained(steps, model, weights, accelerator, proof, compiled, optimizer, prepared)
 
 
 def wandb_records(folder: Path, *options: str) -> str:

@@ -1,32 +1,84 @@
-"""Started by torchrun in two processes: trains on both kinds of rows, and compiled, and saves what rank 0 holds."""
+"""Started in two processes: trains in every way that processes share a window, and saves what rank 0 holds."""
 
+import collections
+import os
 import sys
 
 from rungwise import __version__  # noqa: F401 (sets what PyTorch reads when it is imported)
+from rungwise.data import build_dataloader, build_dataset
+from rungwise.techniques import build_accelerator
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType, set_seed
 from harness import ragged_rows, tiny_settings, train_tiny
+from torch.profiler import ProfilerActivity, profile
 
+DDP, FSDP = "accelerate_configs/ddp_cpu.yaml", "accelerate_configs/fsdp2_cpu.yaml"
+COLLECTIVES = {
+    "c10d::allreduce_": "all_reduce",
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+}
 saved = {}
 
 
-def train(key, *flags, rows=None):
-    trained = train_tiny(tiny_settings("--max_steps", "6", *flags), rows, sgd=True)
-    trained.proof.check(trained.accelerator)
-    assert trained.accelerator.num_processes == 2
-    steps = [(s.loss, s.grad_norm, s.tokens) for s in trained.steps]
-    saved[key] = {"weights": trained.weights, "steps": steps}
+def fresh_engine():
+    """The processes stay; what the last run made of them, FSDP perhaps, does not."""
+    PartialState(cpu=True).distributed_type = DistributedType.MULTI_CPU
+
+
+def train(key, *flags, config=DDP, sgd=True, dataset=None, **changes):
+    fresh_engine()
+    settings = tiny_settings("--max_steps", "6", *flags, config=config, **changes)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        trained = train_tiny(settings, dataset, sgd=sgd)
+    evidence = trained.proof.check(trained.accelerator)
+    counts = collections.Counter(event.name for event in profiler.events() if event.name in COLLECTIVES)
+    state = trained.accelerator.get_state_dict(trained.prepared)
+    saved[key] = {
+        "weights": {name: value.clone() for name, value in state.items()},
+        "steps": [(s.loss, s.grad_norm, s.tokens) for s in trained.steps],
+        "evidence": evidence,
+        "collectives": {COLLECTIVES[name]: count for name, count in counts.items()},
+        "tied": trained.model.lm_head.weight is trained.model.transformer.wte.weight,
+        "scaler_skipped": sum(step.skipped for step in trained.steps),
+    }
     return trained
 
 
-for rows in ("packed", "ragged"):
-    for accumulation in ("1", "2", "4"):
-        for checkpointing in ((), ("--gradient_checkpointing",)):
-            key = f"{rows}-{accumulation}{'-checkpointed' if checkpointing else ''}"
-            flags = ("--gradient_accumulation_steps", accumulation, *checkpointing)
-            train(key, *flags, rows=ragged_rows() if rows == "ragged" else None)
-trained = train("compiled", "--gradient_accumulation_steps", "2", "--torch_compile")
-assert trained.compiled.recompiles == 0
-if trained.accelerator.is_main_process:
+ACCUMULATED = ("--gradient_accumulation_steps", "4")
+CHECKPOINTED = ("--gradient_checkpointing",)
+for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
+    train(f"{engine}", config=config)
+    train(f"{engine}-accum4", *ACCUMULATED, config=config)
+    train(f"{engine}-accum4-each", *ACCUMULATED, "--sync_each_batch", config=config)
+    train(f"{engine}-accum4-ckpt", *ACCUMULATED, *CHECKPOINTED, config=config)
+    train(f"{engine}-ragged-accum2", "--gradient_accumulation_steps", "2", config=config, dataset=ragged_rows())
+    train(f"{engine}-adamw", *ACCUMULATED, config=config, sgd=False)
+train("fsdp2-accum4-keep", *ACCUMULATED, "--fsdp_reshard_after_forward", "false", config=FSDP)
+for precision in ("bf16", "fp16"):
+    train(f"fsdp2-{precision}", config=FSDP, mixed_precision=precision)
+for engine, config, scope in (("ddp", DDP, "model"), ("fsdp2", FSDP, "regional")):
+    compiling = ("--torch_compile", "--torch_compile_scope", scope, "--torch_compile_cache_dir", sys.argv[2])
+    trained = train(f"{engine}-compiled", "--gradient_accumulation_steps", "2", *compiling, config=config)
+    assert trained.compiled.recompiles == 0
+    trained.compiled.close()
+
+# One epoch of 256 rows, 16 a step over both ranks.
+fresh_engine()
+settings = tiny_settings("--max_steps", "16", config=DDP)
+accelerator = build_accelerator(settings)
+set_seed(0)
+dataset = build_dataset(settings)
+batches = accelerator.prepare(build_dataloader(dataset, settings))
+own = torch.cat([batch["input_ids"] for batch in batches])
+saved["epoch"] = {"seen": accelerator.gather(own), "rows": dataset["input_ids"][:], "own": len(own)}
+
+if accelerator.is_main_process:
     torch.save(saved, sys.argv[1])
-trained.accelerator.end_training()
+del trained
+accelerator.end_training()
+sys.stdout.flush()
+# Models of many runs are alive in here; leaving at once keeps their clean-up from waiting for a group that is gone.
+os._exit(0)

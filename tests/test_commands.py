@@ -1,57 +1,23 @@
 """The commands of the README as real processes, and what they leave."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from commands import BIN, LAUNCH, TINY, clone, result_of, run
 from conftest import ROOT
-from harness import MODEL, wandb_records
+from harness import wandb_records
 from transformers import AutoModelForCausalLM
-
-BIN = Path(sys.executable).parent
-LAUNCH = [str(BIN / "accelerate"), "launch"]
-TINY = [
-    "--config_overrides",
-    MODEL.replace("vocab_size=128", "vocab_size=256"),
-    "--block_size",
-    "32",
-    "--max_steps",
-    "14",
-]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder that looks like a clone, so that no run of the person who tests is overwritten."""
-    folder = tmp_path_factory.mktemp("clone")
-    for name in ("recipes", "accelerate_configs"):
-        (folder / name).symlink_to(ROOT / name)
-    return folder
-
-
-def run(home, *command, **options):
-    environment = {**os.environ, "COLUMNS": "200", **options.pop("environment", {})}
-    return subprocess.run(
-        command,
-        cwd=home,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=options.pop("timeout", 300),
-        check=False,
-        **options,
-    )
-
-
-def result_of(home, name):
-    return json.loads((home / "runs" / name / "result.json").read_text(encoding="utf-8"))
+    return clone(tmp_path_factory.mktemp("clone"))
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def test_compiled_training_equals_eager(compiled):
 
 
 def test_a_model_that_was_compiled_is_saved_as_any_other(compiled, tmp_path):
-    save_model(compiled.model, tmp_path)
+    save_model(compiled.accelerator, compiled.prepared, tmp_path)
     loaded, found = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(found.values()), found
     assert largest_difference(loaded.state_dict(), compiled.weights) == 0

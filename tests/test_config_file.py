@@ -16,6 +16,18 @@ SHIPPED = {
     "fp16": {"mixed_precision": "fp16"},
     "bf16_accum4": {"mixed_precision": "bf16", "gradient_accumulation_steps": 4},
     "fp16_accum4": {"mixed_precision": "fp16", "gradient_accumulation_steps": 4},
+    "fp32_cpu": {"mixed_precision": "no", "use_cpu": True, "num_processes": 1},
+    "ddp": {"mixed_precision": "bf16"},
+    "ddp_cpu": {"mixed_precision": "no", "use_cpu": True, "num_processes": 2},
+    "fsdp2": {"mixed_precision": "bf16", "fsdp": True, "fsdp_reshard_after_forward": True},
+    "fsdp2_cpu": {
+        "mixed_precision": "no",
+        "use_cpu": True,
+        "num_processes": 2,
+        "fsdp": True,
+        "fsdp_reshard_after_forward": True,
+    },
+    "multi_node": {"mixed_precision": "bf16"},
 }
 
 
@@ -43,6 +55,13 @@ GOOD = {
         "torch_compile_mode": "max-autotune",
         "torch_compile_scope": "regional",
     },
+    "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}": {
+        "fsdp": True,
+        "fsdp_reshard_after_forward": False,
+    },
+    "distributed_type: FSDP\nfsdp_config: {version: 2, state_dict_type: sharded_state_dict, offload_params: false}": {
+        "fsdp": True
+    },
     "machine_rank: 0\nnum_machines: 1\nmain_process_port: null\nfsdp_config: {}\ndebug: false": {},
 }
 
@@ -59,7 +78,13 @@ BAD = {
     "mixed_precision: no": "write mixed_precision: 'no'",
     "mixed_precision: 16": "mixed_precision must be text, not 16",
     "distributed_type: NO": "write distributed_type: 'NO'",
-    "distributed_type: FSDP": "distributed_type 'FSDP' has no recipe here",
+    "distributed_type: MEGATRON_LM": "distributed_type 'MEGATRON_LM' has no recipe here",
+    "distributed_type: FSDP": "fsdp_version must be 2, not 1 (FSDP1 has no recipe here)",
+    "distributed_type: FSDP\nfsdp_config: {fsdp_version: true}": "fsdp_version must be 2, not True",
+    "distributed_type: FSDP\nfsdp_config: {version: 2, reshard_after_forward: FULL_SHARD}": "must be true or false",
+    "distributed_type: FSDP\nfsdp_config: {version: 2, activation_checkpointing: true}": "use the flag --grad",
+    "distributed_type: FSDP\nfsdp_config: {version: 2, offload_params: true}": "fsdp_offload_params must be false",
+    "distributed_type: FSDP\nfsdp_config: {version: 2, auto_wrap: x}": "fsdp_auto_wrap has no recipe here",
     "distributed_type: [1]": "distributed_type must be text",
     "gradient_accumulation_steps: four": "must be a whole number",
     "gradient_accumulation_steps: 2.5": "must be a whole number",
@@ -73,7 +98,7 @@ BAD = {
     "num_processes: two": "num_processes must be a whole number, not 'two'",
     "use_cpu: 3": "use_cpu must be true or false",
     "commands: ls": "commands must be a list",
-    "fsdp_config: {fsdp_version: 2}": "fsdp_config has no recipe here and would have no effect",
+    "fsdp_config: {fsdp_version: 2}": "fsdp_config has no effect without distributed_type: FSDP",
     "fp16: true": "fp16 has no recipe here",
     "compute_environment: AMAZON_SAGEMAKER": "must be LOCAL_MACHINE",
     "dynamo_config: {dynamo_backend: AOT_EAGER}": "use INDUCTOR or 'NO'",
@@ -115,7 +140,7 @@ yaml_values = st.recursive(
     max_leaves=5,
 )
 keys = st.sampled_from(
-    [*config_file.UNSUPPORTED, "mixed_precision", "dynamo_config", "deepspeed_config", "x", "use_cpu"]
+    [*config_file.UNSUPPORTED, "mixed_precision", "dynamo_config", "deepspeed_config", "fsdp_config", "x", "use_cpu"]
 )
 
 

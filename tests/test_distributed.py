@@ -1,4 +1,4 @@
-"""Two real gloo ranks train as one process does, however the window is split over them."""
+"""Two real gloo ranks train as one process does, by DDP and by FSDP2, however the window is split over them."""
 
 import os
 import subprocess
@@ -12,41 +12,107 @@ from harness import largest_difference, ragged_rows, tiny_settings, train_tiny
 
 # fp32 sums the same numbers in another order.
 SAME_WEIGHTS = 1e-7
+STEPS = 6
+EQUAL = ["", "-accum4", "-accum4-each", "-accum4-ckpt", "-ragged-accum2"]
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    path = tmp_path_factory.mktemp("ranks") / "saved.pt"
+    folder = tmp_path_factory.mktemp("ranks")
     torchrun = str(Path(sys.executable).parent / "torchrun")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "CUDA_VISIBLE_DEVICES": ""}
+    script = [str(ROOT / "tests" / "ranks.py"), str(folder / "saved.pt"), str(folder / "cache")]
     done = subprocess.run(
-        [torchrun, "--standalone", "--nproc_per_node", "2", str(ROOT / "tests" / "ranks.py"), str(path)],
+        [torchrun, "--standalone", "--nproc_per_node", "2", *script],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return torch.load(path)
+    return torch.load(folder / "saved.pt")
 
 
-@pytest.mark.parametrize("rows", ["packed", "ragged"])
-def test_two_ranks_equal_one_process(two_ranks, rows):
-    one = train_tiny(tiny_settings("--max_steps", "6"), ragged_rows() if rows == "ragged" else None, sgd=True)
-    cases = [key for key in two_ranks if key.startswith(rows)]
-    assert len(cases) == 6
-    for key in cases:
-        assert largest_difference(two_ranks[key]["weights"], one.weights) < SAME_WEIGHTS, key
-        losses, norms, tokens = zip(*two_ranks[key]["steps"], strict=True)
-        assert list(losses) == pytest.approx(one.losses, abs=2e-6), key
-        assert list(norms) == pytest.approx([s.grad_norm for s in one.steps], rel=1e-5), key
-        assert list(tokens) == [s.tokens for s in one.steps], key
+@pytest.fixture(scope="module")
+def one_process():
+    """Losses, norms, tokens and weights of one process, for packed and for ragged rows."""
+    ragged = train_tiny(tiny_settings("--max_steps", str(STEPS)), ragged_rows(), sgd=True)
+    return {"packed": train_tiny(tiny_settings("--max_steps", str(STEPS)), sgd=True), "ragged": ragged}
 
 
-def test_compiled_ranks_equal_one_process(two_ranks):
-    """Inside DDP, accumulating without communication. Only the order of sums differs."""
-    one = train_tiny(tiny_settings("--max_steps", "6"), sgd=True)
-    losses = [loss for loss, _, _ in two_ranks["compiled"]["steps"]]
-    assert losses == pytest.approx(one.losses, abs=1e-5)
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("case", EQUAL)
+def test_two_ranks_equal_one_process(two_ranks, one_process, engine, case):
+    """The same weights, losses, global gradient norm and tokens."""
+    two, one = two_ranks[engine + case], one_process["ragged" if "ragged" in case else "packed"]
+    # A sharded model is saved without the second name of a tied parameter, or with; the first is in both.
+    weights = {name: value for name, value in one.weights.items() if name in two["weights"]}
+    assert len(weights) >= len(one.weights) - 1
+    assert largest_difference(two["weights"], weights) < SAME_WEIGHTS
+    losses, norms, tokens = zip(*two["steps"], strict=True)
+    assert list(losses) == pytest.approx(one.losses, abs=2e-6)
+    assert list(norms) == pytest.approx([s.grad_norm for s in one.steps], rel=1e-5)
+    assert list(tokens) == [s.tokens for s in one.steps]
+
+
+def test_adamw_on_shards_equals_ddp_and_one_process(two_ranks):
+    """AdamW's moments are sharded, too; it divides by the gradient, so that losses, not weights, are compared."""
+    one = train_tiny(tiny_settings("--max_steps", str(STEPS))).losses
+    for engine in ("ddp", "fsdp2"):
+        assert [loss for loss, _, _ in two_ranks[f"{engine}-adamw"]["steps"]] == pytest.approx(one, abs=1e-5)
+
+
+def test_what_was_asked_for_was_there(two_ranks):
+    for key, run in two_ranks.items():
+        if key == "epoch":
+            continue
+        assert run["evidence"]["engine"] == ("FSDP2" if key.startswith("fsdp2") else "DDP"), key
+        assert run["evidence"]["processes"] == 2, key
+        assert run["tied"], key
+        assert (run["evidence"]["recomputed_blocks"] > 0) == key.endswith("ckpt"), key
+
+
+@pytest.mark.parametrize("precision, dtype", [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_half_precision_on_shards(two_ranks, one_process, precision, dtype):
+    run = two_ranks[f"fsdp2-{precision}"]
+    assert run["evidence"]["compute_dtype"] == dtype
+    assert run["evidence"]["gradient_scaler"] == (precision == "fp16")
+    # Four units of rounding of the dtype, relative, as for one process.
+    rounding = {"bf16": 2.0**-9, "fp16": 2.0**-12}[precision]
+    assert run["steps"][0][0] == pytest.approx(one_process["packed"].losses[0], rel=4 * rounding)
+
+
+def test_accumulation_does_not_communicate_gradients_before_the_last_micro_batch(two_ranks):
+    def count(key, name):
+        return two_ranks[key]["collectives"].get(name, 0)
+
+    # DDP: all gradients fit one bucket. The sums of tokens and losses are all-reduced as well, in both.
+    assert count("ddp-accum4", "all_reduce") == count("ddp", "all_reduce")
+    assert count("ddp-accum4-each", "all_reduce") == count("ddp", "all_reduce") + 3 * STEPS
+    # FSDP2: one reduce-scatter for each of two blocks, for the embeddings with the final norm, and for the positions.
+    assert count("fsdp2", "reduce_scatter") == 4 * STEPS
+    assert count("fsdp2-accum4", "reduce_scatter") == 4 * STEPS
+    assert count("fsdp2-accum4-each", "reduce_scatter") == 4 * 4 * STEPS
+    assert count("fsdp2", "all_reduce") == count("fsdp2-accum4", "all_reduce")
+
+
+def test_keeping_parameters_after_forward_saves_gathers(two_ranks):
+    """Per micro-batch: with resharding the two blocks are gathered for forward and again for backward."""
+    gathers = {key: two_ranks[key]["collectives"]["all_gather"] for key in ("fsdp2-accum4", "fsdp2-accum4-keep")}
+    assert gathers == {"fsdp2-accum4": 6 * 4 * STEPS, "fsdp2-accum4-keep": 4 * 4 * STEPS}
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_compiled_ranks_equal_one_process(two_ranks, one_process, engine):
+    """Inside DDP the whole model, under FSDP2 each block; accumulated. Only the order of sums differs."""
+    losses = [loss for loss, _, _ in two_ranks[f"{engine}-compiled"]["steps"]]
+    assert losses == pytest.approx(one_process["packed"].losses, abs=1e-5)
+    assert two_ranks[f"{engine}-compiled"]["evidence"]["compiled_parameters"] == 1.0
+
+
+def test_each_row_of_an_epoch_is_seen_once(two_ranks):
+    epoch = two_ranks["epoch"]
+    assert epoch["own"] == 128
+    assert sorted(epoch["seen"].tolist()) == sorted(epoch["rows"].tolist())

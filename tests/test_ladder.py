@@ -20,8 +20,9 @@ SHIPPED = sorted(Path("recipes/ladders").glob("*.yaml")) or sorted(
 @pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
 def test_every_shipped_ladder_can_be_run(file):
     for rung in read_rungs(str(file), [], "group"):
-        settings, problems = check(rung.arguments, environ={})
+        settings, problems = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes or 1)})
         assert problems == []
+        assert ("--config_file" in rung.command()) == (rung.processes is not None)
         assert (settings.run_name, settings.group) == (rung.name, "group")
         # Fewer timed steps than a speed is claimed from would leave the report without speeds.
         assert settings.max_steps - settings.untimed_steps >= 10

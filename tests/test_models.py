@@ -2,6 +2,7 @@
 
 from rungwise import models
 from rungwise.models import build_model, default_config, load_config, save_model
+from rungwise.techniques import build_accelerator
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_problems(changes, message):
 
 def test_a_saved_model_is_ordinary(tmp_path):
     """What was switched off for training does not stay off for generation."""
-    save_model(build_model(tiny_settings()), tmp_path)
+    save_model(build_accelerator(tiny_settings()), build_model(tiny_settings()), tmp_path)
     model, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.config.use_cache and model.generation_config.use_cache

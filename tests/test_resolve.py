@@ -174,11 +174,14 @@ def test_every_flag_can_be_given(name):
         extra = ["--gradient_checkpointing"]
     if name in ("activation_memory_budget", "eager_run"):
         extra = ["--torch_compile"]
+    environ = None
+    if name == "sync_each_batch":
+        extra, environ = ["--gradient_accumulation_steps", "2"], {"WORLD_SIZE": "2"}
     if name == "warmup_steps":
         extra = ["--lr_scheduler_type", "linear"]
     if name == "max_steps":
         value = "99"
-    settings = resolved(f"--{name}", value, *extra)
+    settings = resolved(f"--{name}", value, *extra, environ=environ)
     assert settings.origins[name] == "flag"
     assert getattr(settings, name) is not None
 
@@ -191,7 +194,7 @@ def test_the_launcher_must_agree(monkeypatch):
         "ACCELERATE_MIXED_PRECISION": ("fp16", "the launcher was told mixed_precision fp16"),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("8", "gradient_accumulation_steps 8, this run's are 1"),
         "ACCELERATE_DYNAMO_BACKEND": ("INDUCTOR", "add --torch_compile"),
-        "ACCELERATE_USE_FSDP": ("true", "FSDP, which has no recipe here"),
+        "ACCELERATE_USE_FSDP": ("true", "to use FSDP, accelerate_configs/bf16.yaml does not say so"),
         "ACCELERATE_USE_DEEPSPEED": ("true", "DEEPSPEED"),
     }
     for name, (value, message) in cases.items():
@@ -221,6 +224,26 @@ def test_reentrant_checkpointing_with_ddp_is_refused():
     assert problems(*flags) == []
     [problem] = problems(*flags, environ={"WORLD_SIZE": "2"})
     assert "use_reentrant: true fails with several processes" in problem
+
+
+def test_sharding_needs_processes_and_follows_the_file():
+    fsdp = "accelerate_configs/fsdp2.yaml"
+    two = {"WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"}
+    settings = resolved(config=fsdp, environ=two)
+    assert settings.fsdp and settings.fsdp_reshard_after_forward and settings.run_name == "bf16-fsdp2-x2"
+    assert settings.origins["fsdp"] == settings.origins["fsdp_reshard_after_forward"] == fsdp
+    assert not resolved("--fsdp_reshard_after_forward", "false", config=fsdp, environ=two).fsdp_reshard_after_forward
+    [problem] = problems(config=fsdp)
+    assert "shards over processes, and 1 started; launch with `accelerate launch --config_file" in problem
+
+
+def test_exchanging_gradients_more_often_needs_processes_and_accumulation():
+    [problem] = problems("--sync_each_batch")
+    assert "has no effect without several processes and accumulation" in problem
+    [problem] = problems("--sync_each_batch", environ={"WORLD_SIZE": "2"})
+    assert "has no effect" in problem
+    flags = ("--sync_each_batch", "--gradient_accumulation_steps", "2")
+    assert problems(*flags, environ={"WORLD_SIZE": "2"}) == []
 
 
 def test_what_is_the_compilers_needs_the_compiler():

@@ -19,7 +19,6 @@ LEGACY_KEYS = {"dynamo_backend": str, "fp16": bool}
 
 # What changes training and has no recipe yet. An option that is accepted and then ignored would be a false label.
 UNSUPPORTED = (
-    "fsdp_config",
     "fp8_config",
     "megatron_lm_config",
     "parallelism_config",
@@ -31,7 +30,21 @@ UNSUPPORTED = (
     "fp16",
     "dynamo_backend",
 )
-DISTRIBUTED_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU")
+DISTRIBUTED_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "FSDP")
+# What FSDP2 takes from the file. Other values than these would change what a run is, or do nothing.
+FSDP_VALUES: dict[str, tuple[Any, ...]] = {
+    "version": (2,),
+    "reshard_after_forward": (True, False),
+    "auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",),
+    "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
+    "offload_params": (False,),
+    "cpu_ram_efficient_loading": (False,),
+    "activation_checkpointing": (False,),
+}
+FSDP_MENDS = {
+    "version": "FSDP1 has no recipe here",
+    "activation_checkpointing": "use the flag --gradient_checkpointing",
+}
 PRECISIONS = ("no", "bf16", "fp16")
 DYNAMO_KEYS = ("backend", "mode", "use_regional_compilation", "use_fullgraph", "use_dynamic")
 
@@ -42,7 +55,8 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     Returns:
         The values found, by the names of the settings they decide (`mixed_precision`,
         `gradient_accumulation_steps`, `torch_compile`, `torch_compile_mode`, `torch_compile_scope`, `use_cpu`,
-        `num_processes`), and one message for each problem. Values of the wrong type are left out.
+        `num_processes`, `fsdp`,
+        `fsdp_reshard_after_forward`), and one message for each problem. Values of the wrong type are left out.
     """
     raw, problem = _load(path)
     if problem:
@@ -54,6 +68,7 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     _precision(raw, path, values, problems)
     _accumulation(raw, path, values, problems)
     _dynamo(raw, path, values, problems)
+    _fsdp(raw, path, values, problems)
     for name in ("use_cpu", "num_processes"):
         if name in raw:
             values[name] = raw[name]
@@ -186,3 +201,27 @@ def _dynamo(raw: dict[str, Any], path: str, values: dict[str, Any], problems: li
         values["torch_compile_mode"] = config["mode"]
     if config.get("use_regional_compilation") is True:
         values["torch_compile_scope"] = "regional"
+
+
+def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
+    config = {str(key).removeprefix("fsdp_"): value for key, value in (raw.get("fsdp_config") or {}).items()}
+    if raw.get("distributed_type") != "FSDP":
+        if config:
+            problems.append(
+                f"{path}: fsdp_config has no effect without distributed_type: FSDP; add it, or remove this"
+            )
+        return
+    config.setdefault("version", 1)  # as Accelerate does
+    for key, value in config.items():
+        known = FSDP_VALUES.get(key)
+        value = value.upper() if isinstance(value, str) else value
+        if known is None:
+            near = closest(key, FSDP_VALUES)
+            problems.append(f"{path}: fsdp_config: fsdp_{key} has no recipe here{near}; remove it")
+        elif type(value) is not type(known[0]) or value not in known:
+            wanted = " or ".join(str(option).lower() if isinstance(option, bool) else str(option) for option in known)
+            why = f" ({FSDP_MENDS[key]})" if key in FSDP_MENDS else ""
+            problems.append(f"{path}: fsdp_config: fsdp_{key} must be {wanted}, not {value!r}{why}")
+    values["fsdp"] = True
+    if isinstance(config.get("reshard_after_forward"), bool):
+        values["fsdp_reshard_after_forward"] = config["reshard_after_forward"]

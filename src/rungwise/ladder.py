@@ -54,7 +54,7 @@ class Ladder:
     def __enter__(self) -> "Ladder":
         problems: dict[str, list[str]] = {}
         for rung in self.rungs:
-            for problem in check(rung.arguments, environ={"WORLD_SIZE": str(_processes())})[1]:
+            for problem in check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes or _processes())})[1]:
                 problems.setdefault(problem, []).append(rung.name)
         if problems:
             everywhere = len(self.rungs)
@@ -134,8 +134,7 @@ class Ladder:
         return False
 
     def _identity(self, rung: Rung) -> dict[str, Any]:
-        config = rung.arguments[rung.arguments.index("--config") + 1]
-        return {"command": shlex.join(rung.command()), "config": Path(config).read_text(encoding="utf-8")}
+        return {"command": shlex.join(rung.command()), "config": Path(rung.config).read_text(encoding="utf-8")}
 
     def climb(self, repeats: int, after_each: Callable[[Rung, dict[str, Any], float], None]) -> None:
         """Runs every rung that is not finished, round after round, so that a drifting machine favours none.

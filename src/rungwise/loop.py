@@ -78,7 +78,7 @@ def train(
                 with accelerator.accumulate(model):
                     loss = model(**batch, num_items_in_batch=tokens).loss
                     total += loss.detach()
-                    # backward() divides by A and DDP averages over P; the loss is already a share of the whole window.
+                    # backward() divides by A, DDP and FSDP average over P; the loss is a share of the whole window.
                     accelerator.backward(loss * accumulation * accelerator.num_processes)
                     if accelerator.sync_gradients:
                         limit = max_grad_norm or float("inf")

@@ -12,16 +12,22 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 MIB = 2**20
 TIMELINE_POINTS = 500
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this process holds: of a sharded one its shard."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def tensor_bytes(tensors: Iterator[torch.Tensor]) -> int:
-    """Bytes held by distinct tensors: one that is tied or listed twice counts once."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    """Bytes that this process holds of distinct tensors: one that is tied or listed twice counts once."""
+    storages = (local(tensor).untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -119,7 +125,7 @@ class MemoryMeter:
     def _count_gradients(self) -> None:
         self._owners["parameters"] = tensor_bytes(self._model.parameters())
         # With DDP several gradients are views into one bucket, so they are counted one by one.
-        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
+        gradients = (local(p.grad) for p in self._model.parameters() if p.grad is not None)
         self._owners["gradients"] = sum(g.numel() * g.element_size() for g in gradients)
 
     def _count_state(self) -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -125,13 +127,20 @@ class CausalLMLoss:
         return ForCausalLMLoss(logits, labels, vocab_size, num_items_in_batch, **kwargs)
 
 
-def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Saves an ordinary Transformers folder."""
+def save_model(accelerator: Accelerator, model: nn.Module, folder: Path) -> None:
+    """Saves an ordinary Transformers folder of a prepared model, be it sharded. Call it in every process."""
+    state = accelerator.get_state_dict(model)
+    if not accelerator.is_main_process:
+        return
+    model = accelerator.unwrap_model(model)
+    # Gathered from shards, a tied parameter would stand in the file under each of its names.
+    for name in getattr(model, "all_tied_weights_keys", {}):
+        state.pop(name, None)
     # What was switched off for training serves generation.
     model.config.use_cache = True
     if model.generation_config is not None:
         model.generation_config.use_cache = True
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=state)
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -40,6 +41,7 @@ class Proof:
         self.settings, self.compiled = settings, compiled
         self.dtypes: set[torch.dtype] = set()
         self.recomputed_blocks = 0
+        self._model = model
         self._dropout = has_dropout(model)
         self._loss = model.loss_function
         self._in_forward = False
@@ -66,6 +68,20 @@ class Proof:
         # A part of the model that runs after the model's forward has ended is run by the backward pass.
         self.recomputed_blocks += not self._in_forward
 
+    def _engine(self, accelerator: Accelerator) -> str:
+        """What keeps the processes' weights alike after a step on rows of their own: FSDP2, DDP or none."""
+        parameters = list(self._model.parameters())
+        sharded = [isinstance(p, DTensor) and any(isinstance(x, Shard) for x in p.placements) for p in parameters]
+        if all(sharded):
+            return "FSDP2"
+        if any(sharded):
+            return f"FSDP2 for {sum(sharded)} of {len(sharded)} parameters"
+        if accelerator.num_processes == 1:
+            return "none"
+        own = torch.stack([parameter.detach().double().sum() for parameter in parameters])
+        replicas = accelerator.gather(own.unsqueeze(0))
+        return "DDP" if bool((replicas == replicas[0]).all()) else "none"
+
     def _why_eager(self) -> list[str]:
         return self.compiled.result()["graph_break_reasons"]
 
@@ -84,9 +100,9 @@ class Proof:
             self.dtypes = self.compiled.dtypes
             self.recomputed_blocks = self.compiled.recomputed_blocks
         missing = []
-        wanted = DTYPES.get(self.settings.mixed_precision)
+        dtype = DTYPES.get(self.settings.mixed_precision)
         found = {dtype for dtype in self.dtypes if dtype in DTYPES.values()}
-        if found != ({wanted} if wanted else set()):
+        if found != ({dtype} if dtype else set()):
             seen = ", ".join(sorted(str(dtype) for dtype in found)) or "neither bf16 nor fp16"
             missing.append(
                 f"mixed_precision {self.settings.mixed_precision} was asked for, the model computed in {seen}"
@@ -113,6 +129,11 @@ class Proof:
             missing.append(
                 f"{self.settings.num_processes} processes were asked for, {accelerator.num_processes} took part"
             )
+        engine, wanted = self._engine(accelerator), "none" if accelerator.num_processes == 1 else "DDP"
+        if self.settings.fsdp:
+            wanted = "FSDP2"
+        if engine != wanted:
+            missing.append(f"{wanted} was asked for between processes, {engine} is there")
         if accelerator.gradient_accumulation_steps != self.settings.gradient_accumulation_steps:
             missing.append(
                 f"{self.settings.gradient_accumulation_steps} accumulation steps were asked for, "
@@ -121,12 +142,13 @@ class Proof:
         if missing:
             raise InactiveTechnique("; ".join(missing))
         return {
-            "compute_dtype": str(wanted or torch.float32).removeprefix("torch."),
+            "compute_dtype": str(dtype or torch.float32).removeprefix("torch."),
             "gradient_scaler": scaled,
             "recomputed_blocks": self.recomputed_blocks,
             "compiled_graphs": self.compiled.graphs if self.compiled else 0,
             "compiled_parameters": share,
             "processes": accelerator.num_processes,
             "dropout": self._dropout,
+            "engine": engine,
             "distributed_type": accelerator.distributed_type.value,
         }

@@ -92,7 +92,9 @@ def _launcher_agrees(
     from_default = str((default.get("dynamo_config") or {}).get("dynamo_backend")).upper() == dynamo
     if dynamo != "NO" and not from_default and not values.get("torch_compile"):
         problems.append("the launcher was told to use dynamo, this run is not compiled; add --torch_compile")
-    for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+    if environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and not values.get("fsdp"):
+        problems.append(f"the launcher was told to use FSDP, {path} does not say so; give both the same file")
+    for engine in ("DEEPSPEED", "MEGATRON_LM"):
         if environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true":
             problems.append(f"the launcher was told to use {engine}, which has no recipe here; launch without it")
     if environ.get("ACCELERATE_USE_CPU", "false").lower() == "true":
@@ -130,8 +132,15 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
     if settings.eager_run and not settings.torch_compile:
         problems.append("--eager_run is what a compiled run is compared with; add --torch_compile, or drop it")
     reentrant = (settings.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+    if settings.fsdp and settings.num_processes == 1:
+        problems.append(
+            f"{settings.config} asks for FSDP, which shards over processes, and 1 started; launch with "
+            f"`accelerate launch --config_file {settings.config} --num_processes 2 ...`"
+        )
+    if settings.sync_each_batch and 1 in (settings.num_processes, settings.gradient_accumulation_steps):
+        problems.append("--sync_each_batch has no effect without several processes and accumulation; drop it")
     if reentrant and settings.num_processes > 1:
-        problems.append("use_reentrant: true fails with several processes (DDP); leave it out")
+        problems.append("use_reentrant: true fails with several processes; leave it out")
     if settings.warmup_steps and settings.lr_scheduler_type == "constant":
         problems.append("--warmup_steps has no effect on constant; use --lr_scheduler_type constant_with_warmup")
     if settings.max_steps <= settings.untimed_steps:
@@ -186,7 +195,7 @@ def _made_name(settings: Settings) -> str:
         if settings.activation_memory_budget != 1:
             parts.append(f"budget{settings.activation_memory_budget:g}")
     if settings.num_processes > 1:
-        parts.append(f"x{settings.num_processes}")
+        parts.append(f"{'fsdp2-' if settings.fsdp else ''}x{settings.num_processes}")
     model = settings.model_name_or_path or settings.config_name or settings.model_type
     if model:
         parts.insert(0, re.sub(r"[^\w.+=-]+", "-", model.rstrip("/").split("/")[-1]))

@@ -2,9 +2,12 @@
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from .loop import Step
 from .memory import MIB
@@ -12,6 +15,8 @@ from .meter import throughput
 from .settings import Settings
 
 SCHEMA = 1
+# The reason in a result file until its run has ended.
+UNFINISHED = "ended before it was finished (killed?)"
 
 
 @dataclass
@@ -20,7 +25,7 @@ class Record:
 
     settings: Settings
     status: str = "failed"
-    reason: str | None = "ended before it was finished (killed?)"
+    reason: str | None = UNFINISHED
     environment: dict[str, Any] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, float | None] = field(default_factory=dict)
@@ -104,7 +109,8 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Writes `result.json`."""
-        write_json(folder / "result.json", self.as_dict())
+        with _held(folder) if self.settings.num_processes > 1 else nullcontext():
+            write_json(folder / "result.json", self.as_dict())
 
     def summary(self) -> dict[str, Any]:
         """The figures of the run by their metric names, for a tracker."""
@@ -131,6 +137,19 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_suffix(".json.tmp")
     temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def write_reason(folder: Path, reason: str) -> None:
+    """Puts the reason why a run ended into its result, on behalf of a main process that may not come to do it."""
+    with _held(folder):
+        result = read_result(folder)
+        if result is not None and result["reason"] == UNFINISHED:
+            write_json(folder / "result.json", {**result, "reason": reason})
+
+
+def _held(folder: Path) -> FileLock:
+    """Keeps the processes of a run from writing its result over one another."""
+    return FileLock(folder / ".result.lock")
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

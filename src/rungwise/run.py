@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import PreTrainedModel
 
-from . import compiler, console, data, eager_run, models, tracking
+from . import compiler, console, data, eager_run, models, techniques, tracking
 from .compiler import CompileRecord
 from .environment import describe
 from .loop import Diverged, Step
@@ -25,7 +25,7 @@ from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row
 from .problems import SettingsError
 from .proof import Proof
 from .resolve import parse
-from .result import Record, plain
+from .result import Record, plain, write_reason
 from .settings import Settings
 from .signals import Signals, Terminated
 from .techniques import UnavailableTechnique, device_type
@@ -36,7 +36,7 @@ def check(
 ) -> tuple[Settings, list[str]]:
     """The settings of a call and everything that is wrong with it, found before anything is built."""
     settings, problems = parse(argv, environ, description)
-    for check_part in (models.problems, data.problems, tracking.problems, eager_run.problems):
+    for check_part in (models.problems, techniques.problems, data.problems, tracking.problems, eager_run.problems):
         problems += check_part(settings)
     return settings, problems + compiler.problems(settings, device_type(settings))
 
@@ -143,7 +143,7 @@ class Run:
         record.status, record.reason, self.exit_code = _outcome(error, record.steps)
         if not _is_main() and self.exit_code:
             self._leave_word(error)
-        elif isinstance(error, Terminated):
+        elif isinstance(error, Terminated) or _lost_a_rank(error):
             record.reason = self._word_of_another_rank() or record.reason
         if self.compiled:
             record.compile = self.compiled.result()
@@ -177,6 +177,8 @@ class Run:
         if isinstance(error, Exception):
             traceback.print_exception(error)
             (self.folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
+            # The main process may wait for this one where no signal reaches it, and be killed there.
+            write_reason(self.folder, text)
 
     def _word_of_another_rank(self) -> str | None:
         """Why another rank ended, if one did: its launcher then terminates all others."""
@@ -192,12 +194,18 @@ class Run:
             (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
 
     def _gather_memory(self) -> BaseException | None:
-        """Keeps each figure of the rank where it is largest. Returns why another rank could not be asked, if so."""
+        """Keeps each figure of the rank where it is largest, and the sum of their peaks.
+
+        Returns:
+            Why another rank could not be asked, if so.
+        """
         try:
             ranks = gather_object([self.memory.result()])
         except (Exception, KeyboardInterrupt, Terminated) as error:
             return error
         largest = {name: None if ranks[0][name] is None else max(rank[name] for rank in ranks) for name in ranks[0]}
+        if largest["peak_allocated_mib"] is not None and len(ranks) > 1:
+            largest["peak_allocated_sum_mib"] = sum(rank["peak_allocated_mib"] for rank in ranks)
         self.record.memory = largest
         return None
 
@@ -214,6 +222,16 @@ def _release(accelerator: Accelerator) -> None:
 
 def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def _lost_a_rank(error: BaseException | None) -> bool:
+    """Whether this process ended because another one no longer answered."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    # gloo raises plain errors.
+    return isinstance(error, RuntimeError) and any(
+        word in str(error) for word in ("gloo", "Connection closed by peer")
+    )
 
 
 def _outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str | None, int]:
@@ -237,4 +255,7 @@ def _outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str |
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error):
         mend = "raise --gradient_accumulation_steps, or add --gradient_checkpointing"
         return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {mend}", 1
+    if _lost_a_rank(error):
+        first = words.splitlines()[0]
+        return "failed", f"another rank ended without a word (killed?) after {len(steps)} steps: {first}", 1
     return "failed", f"{type(error).__name__}: {words}", 1

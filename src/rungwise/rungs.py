@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from . import config_file
 from .flags import read_flags
 from .problems import SettingsError, closest
 from .resolve import parse
@@ -29,7 +30,20 @@ class Rung:
     def command(self, folder: Path | None = None) -> list[str]:
         """What a person would type. Port 0 lets Accelerate find a free one, should it need one."""
         place = ["--output_dir", str(folder)] if folder else []
-        return ["accelerate", "launch", "--main_process_port", "0", "recipes/ablate.py", *self.arguments, *place]
+        launcher = ["accelerate", "launch", "--main_process_port", "0"]
+        if self.processes is not None:
+            launcher += ["--config_file", self.config]
+        return [*launcher, "recipes/ablate.py", *self.arguments, *place]
+
+    @property
+    def config(self) -> str:
+        """The rung's Accelerate file."""
+        return self.arguments[self.arguments.index("--config") + 1]
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes its file asks for, or None: then it is the launcher's choice."""
+        return config_file.read(self.config)[0].get("num_processes")
 
 
 def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]:

@@ -58,6 +58,12 @@ class Settings:
         1, "batch", "micro-batches an optimizer step [the config's, else 1]", least=1
     )
 
+    sync_each_batch: bool = _flag(
+        False,
+        "batch",
+        "several processes: exchange gradients at each micro-batch, not once a step: memory for traffic",
+    )
+
     gradient_checkpointing: bool = _flag(False, "techniques", "recompute each block in backward, keep its input alone")
     gradient_checkpointing_kwargs: dict[str, Any] | None = _flag(
         None, "techniques", "JSON with use_reentrant, every_n_layers, offload"
@@ -75,6 +81,9 @@ class Settings:
     )
     eager_run: str | None = _flag(
         None, "techniques", "folder of a finished eager run: says after how many steps compiling has paid"
+    )
+    fsdp_reshard_after_forward: bool = _flag(
+        True, "techniques", "FSDP2: free gathered parameters after forward and gather again in backward [the config's]"
     )
     optim: str = _flag("adamw_torch", "techniques", "optimizer", choices=("adamw_torch", "adamw_torch_fused"))
 
@@ -95,6 +104,7 @@ class Settings:
     output_dir: str | None = _flag(None, "output", "folder of the run [runs/<run_name>]")
 
     mixed_precision: str = _derived("no", "no, bf16 or fp16; the config decides")
+    fsdp: bool = _derived(False, "shard parameters, gradients and optimizer state by FSDP2; the config decides")
     use_cpu: bool = _derived(False, "train on the CPU even where there is an accelerator; the config decides")
     num_processes: int = _derived(1, "processes, as launched")
     micro_batch_size: int = _derived(16, "rows a process runs forward and backward at a time")

@@ -1,0 +1,185 @@
+"""More than one process by the commands of the shipped files: on one machine, on two, and when one of them dies."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import BIN, LAUNCH, TINY, clone, result_of, run
+from conftest import ROOT
+from fake_slurm import sbatch
+from transformers import AutoModelForCausalLM
+from two_machines import INTERFACE, two_machines, why_not
+
+QUIET = ["--report_to", "none", "--untimed_steps", "2"]
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return clone(tmp_path_factory.mktemp("launched"))
+
+
+def command_of(config):
+    """The launch command in the first comment lines of a shipped file."""
+    text = (ROOT / config).read_text(encoding="utf-8")
+    [line] = [line for line in text.splitlines() if line.startswith("#   accelerate launch")]
+    return line.removeprefix("#   ").split()
+
+
+@pytest.fixture(scope="module")
+def launched(home):
+    """Every file for several processes of one machine, by its own command."""
+    results = {}
+    for name in ("ddp", "fsdp2", "ddp_cpu", "fsdp2_cpu"):
+        command = [str(BIN / "accelerate"), *command_of(f"accelerate_configs/{name}.yaml")[1:]]
+        flags = [*TINY, *QUIET, "--output_dir", f"runs/{name}", "--save_model"]
+        done = run(home, *command, *flags, environment=ON_CPU, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr, done.stderr
+        results[name] = result_of(home, name)
+    return results
+
+
+@pytest.mark.parametrize(
+    "name, engine", [("ddp", "DDP"), ("ddp_cpu", "DDP"), ("fsdp2", "FSDP2"), ("fsdp2_cpu", "FSDP2")]
+)
+def test_each_file_by_its_own_command(launched, name, engine):
+    result = launched[name]
+    assert result["status"] == "ok"
+    assert result["evidence"]["engine"] == engine and result["evidence"]["processes"] == 2
+    assert result["evidence"]["compute_dtype"] == ("float32" if name.endswith("cpu") else "bfloat16")
+    # The global batch stays what it is; tokens are those of both.
+    assert (result["settings"]["global_batch_size"], result["settings"]["micro_batch_size"]) == (16, 8)
+    assert result["throughput"]["tokens"] == 12 * 16 * 31
+
+
+def test_sharding_halves_what_it_shards(launched):
+    ddp, fsdp = launched["ddp_cpu"]["memory"], launched["fsdp2_cpu"]["memory"]
+    for owner in ("parameters", "gradients", "optimizer_state"):
+        assert fsdp[f"{owner}_mib"] == pytest.approx(ddp[f"{owner}_mib"] / 2, rel=0.05), owner
+    assert fsdp["peak_allocated_mib"] < ddp["peak_allocated_mib"]
+    for memory in (ddp, fsdp):
+        total = memory["peak_allocated_sum_mib"]
+        assert memory["peak_allocated_mib"] < total <= 2 * memory["peak_allocated_mib"]
+
+
+def test_sharded_losses_are_those_of_ddp(launched):
+    for ddp, fsdp, bound in (("ddp_cpu", "fsdp2_cpu", 1e-5), ("ddp", "fsdp2", 2.0**-7)):
+        trajectories = [launched[name]["loss"]["trajectory"] for name in (ddp, fsdp)]
+        assert trajectories[1] == pytest.approx(trajectories[0], abs=bound)
+
+
+@pytest.mark.parametrize("name", ["ddp_cpu", "fsdp2_cpu"])
+def test_the_saved_model_is_an_ordinary_one(launched, home, name):
+    folder = home / "runs" / name / "model"
+    model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(found.values()), found
+    assert type(model).__name__ == model.config.architectures[0] == "GPT2LMHeadModel"
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_processes_that_were_asked_for_and_did_not_come(home):
+    """FSDP by a launcher that was not given the file."""
+    config = "accelerate_configs/fsdp2_cpu.yaml"
+    done = run(home, *LAUNCH, "--quiet", "recipes/ablate.py", "--config", config, *TINY, *QUIET)
+    assert done.returncode != 0
+    assert "num_processes: 2, but 1 started" in done.stderr and "asks for FSDP" in done.stderr
+
+
+def start_two(home, name):
+    command = [*LAUNCH, *command_of("accelerate_configs/ddp_cpu.yaml")[2:], *TINY[:-1], "100000", *QUIET]
+    log = (home / f"{name}.log").open("w")
+    process = subprocess.Popen(
+        [*command, "--output_dir", f"runs/{name}"],
+        cwd=home,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=os.environ | ON_CPU,
+    )
+    metrics = home / "runs" / name / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert time.monotonic() < deadline and process.poll() is None, (home / f"{name}.log").read_text()
+        time.sleep(0.1)
+    ranks = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if "ablate.py" in " ".join(child.cmdline()):
+            ranks[int(child.environ()["RANK"])] = child
+    return process, ranks
+
+
+@pytest.mark.parametrize("rank, reason", [(1, "another rank ended without a word"), (0, "rank 1: another rank ended")])
+def test_a_rank_that_is_killed_ends_the_run(home, rank, reason):
+    name = f"killed-{rank}"
+    process, ranks = start_two(home, name)
+    assert set(ranks) == {0, 1}
+    started = time.monotonic()
+    ranks[rank].send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    assert time.monotonic() - started < 60 and process.returncode != 0
+    result = result_of(home, name)
+    assert result["status"] == "failed" and reason in result["reason"]
+    _, alive = psutil.wait_procs(list(ranks.values()), timeout=5)
+    assert alive == []
+
+
+MULTI_NODE = "accelerate_configs/multi_node.yaml"
+
+
+@pytest.fixture(scope="module")
+def one_host(home):
+    """Losses of two ranks on one host, for those of two machines."""
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2", "recipes/ablate.py"]
+    done = run(
+        home, *command, "--config", MULTI_NODE, *TINY, *QUIET, "--output_dir", "runs/one_host", environment=ON_CPU
+    )
+    assert done.returncode == 0, done.stderr
+    return result_of(home, "one_host")["loss"]["trajectory"]
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_two_machines_by_the_command_of_the_file(home, one_host, tmp_path):
+    """One of the machines does not know its own name, as many do not: gloo is told the interface."""
+    text = " ".join(command_of(MULTI_NODE)[1:])
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    with two_machines(resolve=False) as pair:
+        processes = []
+        for rank, machine in enumerate(pair):
+            words = text.replace("--machine_rank 0", f"--machine_rank {rank}").replace("10.0.0.1", pair[0].address)
+            command = [
+                *machine.prefix,
+                *LAUNCH[:1],
+                *words.split(),
+                *TINY,
+                *QUIET,
+                "--output_dir",
+                "runs/two_machines",
+            ]
+            environment = os.environ | ON_CPU | {"GLOO_SOCKET_IFNAME": INTERFACE}
+            with logs[rank].open("w") as log:
+                started = subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            processes.append(started)
+        codes = [process.wait(timeout=120) for process in processes]
+    assert codes == [0, 0], [log.read_text() for log in logs]
+    result = result_of(home, "two_machines")
+    assert result["evidence"]["processes"] == 2
+    assert result["loss"]["trajectory"] == one_host
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_the_slurm_script_starts_one_launcher_a_node(home, one_host, tmp_path):
+    script = ROOT / "recipes" / "multi_node.sbatch"
+    flags = ["--config", MULTI_NODE, *TINY, *QUIET, "--output_dir", "runs/slurm"]
+    with two_machines() as pair:
+        code, out = sbatch(script, pair, tmp_path, *flags, cwd=home, timeout=120, **ON_CPU)
+    assert code == 0, out
+    assert result_of(home, "slurm")["loss"]["trajectory"] == one_host
+
+
+def test_the_slurm_script_names_files_that_exist():
+    text = (ROOT / "recipes" / "multi_node.sbatch").read_text(encoding="utf-8")
+    assert "recipes/ablate.py" in text and MULTI_NODE in text and Path(ROOT / MULTI_NODE).exists()
