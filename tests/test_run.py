@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from rungwise import tracking
-from rungwise.console import Progress, settings_block
+from rungwise.console import Progress, settings_block, summary_block
 from rungwise.loop import Diverged, Step
 from rungwise.problems import SettingsError
 from rungwise.proof import InactiveTechnique
@@ -194,6 +194,35 @@ def test_another_ranks_reason_reaches_the_result(settings, monkeypatch, capsys):
     assert (main.exit_code, other.exit_code) == (143, 1)
     assert result_of(settings)["reason"] == "rank 1: ZeroDivisionError: on the other card"
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reason_is_written_on_behalf_of_a_main_process_that_does_not_come_to_it(settings, monkeypatch):
+    """And never over what the main process itself has written."""
+    settings = dataclasses.replace(settings, num_processes=2)
+    main = Run(settings)
+    main.__enter__()
+    monkeypatch.setenv("RANK", "1")
+    with Run(settings):
+        raise ZeroDivisionError("on the other card")
+    # The main process may be killed at any moment from here on.
+    assert result_of(settings)["reason"] == "rank 1: ZeroDivisionError: on the other card"
+    monkeypatch.setenv("RANK", "0")
+    main.__exit__(ValueError, ValueError("its own reason"), None)
+    assert result_of(settings)["reason"] == "ValueError: its own reason"
+    monkeypatch.setenv("RANK", "1")
+    with Run(settings):
+        raise ZeroDivisionError("again")
+    assert result_of(settings)["reason"] == "ValueError: its own reason"
+
+
+def test_the_sum_of_all_processes_stands_beside_the_largest():
+    memory = dict.fromkeys(("parameters", "gradients", "optimizer_state", "buffers", "activations"), 1.0)
+    memory = {f"{owner}_mib": size for owner, size in memory.items()}
+    result = Record(tiny_settings(), status="ok").as_dict()
+    result["memory"] = memory | {"peak_allocated_mib": 5.0}
+    assert "in all of them" not in summary_block(result, [])
+    result["memory"]["peak_allocated_sum_mib"] = 9.0
+    assert "of the largest process; 9.0 MiB in all of them" in summary_block(result, [])
 
 
 def test_metrics_by_name():

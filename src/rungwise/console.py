@@ -74,6 +74,8 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
         owners = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
         owned = ", ".join(f"{owner.replace('_', ' ')} {memory[f'{owner}_mib']:,.1f}" for owner in owners)
         lines += _row("peak memory", f"{memory['peak_allocated_mib']:,.1f} MiB: {owned}")
+        if memory.get("peak_allocated_sum_mib") is not None:
+            lines += _row("", f"of the largest process; {memory['peak_allocated_sum_mib']:,.1f} MiB in all of them")
     if speed.get("tokens_per_second"):
         lines += _row(
             "speed",
