@@ -7,21 +7,22 @@
 To train your own model on your own data, copy this file and change the lines that build them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rungwise.data import build_dataloader, build_dataset
 from rungwise.loop import train
 from rungwise.models import build_model, save_model
 from rungwise.run import Run, configure, exit_on_problems
-from rungwise.techniques import apply_checkpointing, apply_compile, build_accelerator, build_optimizer
+from rungwise.techniques import apply_checkpointing, apply_compile, apply_lora, build_accelerator, build_optimizer
 
 from accelerate.utils import set_seed
 from transformers import get_scheduler
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs one rung; returns the exit code."""
-    settings = configure(description=__doc__)
+    settings = configure(argv, description=__doc__)
     with exit_on_problems():
         dataset = build_dataset(settings)  # rows of block_size tokens
     with Run(settings) as run:
@@ -31,11 +32,14 @@ def main() -> int:
         with run.building():
             model = build_model(settings)  # fp32 master weights
             apply_checkpointing(model, settings, accelerator.device)
+            model = apply_lora(model, settings)
             compiled = apply_compile(model, settings)
             optimizer = build_optimizer(model, settings)
             scheduler = get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)
             run.watch(model, optimizer, compiled)
             model, optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
+        done = run.resume(scheduler)  # steps that a checkpoint has behind it
+        dataloader = accelerator.skip_first_batches(dataloader, done * settings.gradient_accumulation_steps)
         steps = train(
             accelerator,
             model,
@@ -43,11 +47,13 @@ def main() -> int:
             scheduler,
             dataloader,
             run.meter,
+            first_step=done + 1,
             max_steps=settings.max_steps,
             max_grad_norm=settings.max_grad_norm,
         )
         for step in steps:
             run.log(step)
+            run.save_checkpoint(scheduler)
         if settings.save_model:
             save_model(accelerator, model, Path(settings.output_dir) / "model")
     return run.exit_code

@@ -62,6 +62,7 @@ def test_evidence():
         "compiled_parameters": 0.0,
         "processes": 1,
         "dropout": False,
+        "trained_parameters": 1.0,
         "engine": "none",
         "distributed_type": "NO",
     }

@@ -60,6 +60,12 @@ class Progress:
             text = f"step {step.number:>{len(str(self.max_steps))}}/{self.max_steps}  loss {step.loss:.4f}"
             print(f"{text}  {1000 * step.seconds:,.0f} ms{note}", file=self.stream, flush=True)
 
+    def resume(self, done: int) -> None:
+        """Starts after the steps that a checkpoint has behind it."""
+        print(f"  goes on after step {done}", file=self.stream, flush=True)
+        if self.bar is not None:
+            self.bar.update(done)
+
     def close(self) -> None:
         """Ends the bar."""
         if self.bar is not None:

@@ -52,7 +52,9 @@ def build_dataloader(dataset: datasets.Dataset, settings: Settings) -> DataLoade
     """
     order = RowOrder(len(dataset), settings.max_steps * settings.global_batch_size, settings.seed)
     batches = BatchSampler(order, settings.micro_batch_size, drop_last=False)
-    return DataLoader(dataset, batch_sampler=batches, collate_fn=collate)
+    # Without a generator of its own a loader draws from the global one when it starts, be it in the middle of a run.
+    generator = torch.Generator().manual_seed(settings.seed)
+    return DataLoader(dataset, batch_sampler=batches, collate_fn=collate, generator=generator)
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

@@ -43,9 +43,10 @@ def train(
     meter: StepMeter,
     *,
     max_steps: int,
+    first_step: int = 1,
     max_grad_norm: float = 0.0,
 ) -> Iterator[Step]:
-    """Trains for `max_steps` optimizer steps and yields each one as it is done.
+    """Trains up to optimizer step `max_steps` and yields each one as it is done.
 
     Every token that carries a loss has the same weight, whichever micro-batch and process it falls into.
 
@@ -54,9 +55,10 @@ def train(
         model: prepared; returns the sum of token losses / `num_items_in_batch`, as causal LMs of Transformers do.
         optimizer: prepared.
         scheduler: not prepared, since a prepared one would step P times.
-        batches: prepared; at least `max_steps` x A dicts with `input_ids` and `labels`, (B, T).
+        batches: prepared; A dicts a step with `input_ids` and `labels`, (B, T).
         meter: times the steps.
-        max_steps: how many steps to take.
+        max_steps: the last step.
+        first_step: more than 1 in a run that goes on from a checkpoint.
         max_grad_norm: the global norm to clip gradients at; 0 clips nothing.
 
     Raises:
@@ -65,7 +67,7 @@ def train(
     model.train()
     batches = iter(batches)
     accumulation = accelerator.gradient_accumulation_steps
-    for number in range(1, max_steps + 1):
+    for number in range(first_step, max_steps + 1):
         learning_rate = scheduler.get_last_lr()[0]
         loss_scale = accelerator.scaler.get_scale() if accelerator.scaler else None
         with meter.step() as time:
@@ -104,3 +106,24 @@ def train(
             skipped=skipped,
             peak_bytes=time.peak_bytes,
         )
+
+
+@torch.no_grad()
+def evaluate(accelerator: Accelerator, model: nn.Module, batches: Iterable[dict[str, torch.Tensor]]) -> float:
+    """The loss of held-out rows, each token with the same weight, over all processes.
+
+    Args:
+        accelerator: as in `train`.
+        model: prepared. It is left in training mode.
+        batches: prepared; dicts with `input_ids` and `labels`, (B, T).
+    """
+    model.eval()
+    total = torch.zeros(2, device=accelerator.device)
+    one = torch.ones((), dtype=torch.long, device=accelerator.device)
+    for batch in batches:
+        # Divided by one: the sum of token losses.
+        loss = model(**batch, num_items_in_batch=one).loss
+        total += torch.stack([loss.float(), (batch["labels"][:, 1:] != -100).sum().float()])
+    model.train()
+    losses, tokens = accelerator.reduce(total, "sum").tolist()
+    return losses / tokens

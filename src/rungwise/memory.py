@@ -48,6 +48,7 @@ class MemoryMeter:
         self.timeline: list[tuple[float, int]] = []
         self._peak = 0
         self._live_after_building = 0
+        self._windows = 0
         self._owners: dict[str, int] = {}
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -76,7 +77,9 @@ class MemoryMeter:
     @contextmanager
     def window(self) -> Iterator[None]:
         """Counts one whole optimizer step. The first that starts with the optimizer's state in place is the last."""
-        complete = bool(self._optimizer.state)
+        # A run that goes on from a checkpoint has that state from the start; its first step compiles, and is left out.
+        complete = bool(self._optimizer.state) and self._windows > 0
+        self._windows += 1
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
             held = self._live_after_building + optimizer_state_bytes(self._optimizer)

@@ -98,13 +98,14 @@ def throughput(seconds: list[float], tokens: list[int]) -> dict[str, float | int
     return found | {"timed_steps": len(seconds), "tokens": sum(tokens)}
 
 
-def model_flops_per_row(config: PreTrainedConfig, block_size: int) -> int | None:
+def model_flops_per_row(config: PreTrainedConfig, block_size: int, frozen: bool = False) -> int | None:
     """Matrix-multiply FLOPs to train on one row of `block_size` tokens, recomputation not counted.
 
     The forward pass is counted by PyTorch's FlopCounterMode on a model without storage (device "meta"), with full
     T x T attention; the backward pass costs twice the forward pass (Kaplan et al. 2020, section 2.1). For GPT-2
-    that is 3 x [2T(12 C^2 L + C V) + 4 T^2 C L]. None for a model that cannot run without storage: unknown, not
-    guessed.
+    that is 3 x [2T(12 C^2 L + C V) + 4 T^2 C L]. With `frozen` weights the half of the backward pass that would be for
+    them is left out, and the adapters' own products are not counted. None for a model that cannot run without
+    storage: unknown, not guessed.
     """
     # Transformers looks into the row for packed sequences, which needs values, unless it is given a whole mask; models
     # without attention in turn know no such mask.
@@ -119,7 +120,7 @@ def model_flops_per_row(config: PreTrainedConfig, block_size: int) -> int | None
         except Exception:
             # Any model's code may need real values on its way (mixtures of experts do).
             continue
-        return 3 * counter.get_total_flops()
+        return (2 if frozen else 3) * counter.get_total_flops()
     return None
 
 

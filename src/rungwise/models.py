@@ -133,6 +133,10 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path) -> None
     if not accelerator.is_main_process:
         return
     model = accelerator.unwrap_model(model)
+    if hasattr(model, "merge_and_unload"):
+        # Adapters go into the weights that they adapt: an ordinary model again.
+        model = model.merge_and_unload()
+        state = model.state_dict()
     # Gathered from shards, a tied parameter would stand in the file under each of its names.
     for name in getattr(model, "all_tied_weights_keys", {}):
         state.pop(name, None)

@@ -117,14 +117,18 @@ class Proof:
             )
         if isinstance(self._loss, CausalLMLoss) and not self._loss.divided:
             missing.append("the model ignores num_items_in_batch, so that its loss is not the one of the whole window")
-        share = self.compiled.compiled_share() if self.compiled else 0.0
+        compiled = self.compiled.compiled_share() if self.compiled else 0.0
         if self.settings.torch_compile and not (self.compiled and self.compiled.graphs):
             missing.append("torch_compile was asked for, and no graph was compiled")
-        elif self.compiled and share < LEAST_COMPILED:
+        elif self.compiled and compiled < LEAST_COMPILED:
             missing.append(
-                f"torch_compile was asked for, and {share:.0%} of the parameters were used by compiled code: "
+                f"torch_compile was asked for, and {compiled:.0%} of the parameters were used by compiled code: "
                 f"most of it fell back to eager ({'; '.join(self._why_eager()) or 'no graph break is known'})"
             )
+        trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
+        share = trained / sum(p.numel() for p in self._model.parameters())
+        if self.settings.use_peft != (share < 1):
+            missing.append(f"adapters alone were asked for: {self.settings.use_peft}; trained are {share:.1%} of all")
         if accelerator.num_processes != self.settings.num_processes:
             missing.append(
                 f"{self.settings.num_processes} processes were asked for, {accelerator.num_processes} took part"
@@ -146,9 +150,10 @@ class Proof:
             "gradient_scaler": scaled,
             "recomputed_blocks": self.recomputed_blocks,
             "compiled_graphs": self.compiled.graphs if self.compiled else 0,
-            "compiled_parameters": share,
+            "compiled_parameters": compiled,
             "processes": accelerator.num_processes,
             "dropout": self._dropout,
+            "trained_parameters": share,
             "engine": engine,
             "distributed_type": accelerator.distributed_type.value,
         }

@@ -132,6 +132,10 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
     if settings.eager_run and not settings.torch_compile:
         problems.append("--eager_run is what a compiled run is compared with; add --torch_compile, or drop it")
     reentrant = (settings.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+    if settings.fsdp and settings.use_peft:
+        problems.append("--use_peft with FSDP has no recipe here; use DDP, as in accelerate_configs/ddp.yaml")
+    if settings.lora_target_modules and not settings.use_peft:
+        problems.append("--lora_target_modules has no effect without --use_peft; add it")
     if settings.fsdp and settings.num_processes == 1:
         problems.append(
             f"{settings.config} asks for FSDP, which shards over processes, and 1 started; launch with "
@@ -194,6 +198,8 @@ def _made_name(settings: Settings) -> str:
             parts.append(settings.torch_compile_mode)
         if settings.activation_memory_budget != 1:
             parts.append(f"budget{settings.activation_memory_budget:g}")
+    if settings.use_peft:
+        parts.append(f"lora{settings.lora_r}")
     if settings.num_processes > 1:
         parts.append(f"{'fsdp2-' if settings.fsdp else ''}x{settings.num_processes}")
     model = settings.model_name_or_path or settings.config_name or settings.model_type

@@ -13,22 +13,23 @@ from types import TracebackType
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from accelerate.utils.memory import should_reduce_batch_size
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
-from . import compiler, console, data, eager_run, models, techniques, tracking
+from . import checkpoint, compiler, console, data, eager_run, models, techniques, tracking
 from .compiler import CompileRecord
 from .environment import describe
-from .loop import Diverged, Step
+from .loop import Step
 from .memory import MIB, MemoryMeter
 from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row
+from .outcome import lost_a_rank, outcome
 from .problems import SettingsError
 from .proof import Proof
 from .resolve import parse
 from .result import Record, plain, write_reason
 from .settings import Settings
 from .signals import Signals, Terminated
-from .techniques import UnavailableTechnique, device_type
+from .techniques import device_type
 
 
 def check(
@@ -36,7 +37,14 @@ def check(
 ) -> tuple[Settings, list[str]]:
     """The settings of a call and everything that is wrong with it, found before anything is built."""
     settings, problems = parse(argv, environ, description)
-    for check_part in (models.problems, techniques.problems, data.problems, tracking.problems, eager_run.problems):
+    for check_part in (
+        models.problems,
+        techniques.problems,
+        checkpoint.problems,
+        data.problems,
+        tracking.problems,
+        eager_run.problems,
+    ):
         problems += check_part(settings)
     return settings, problems + compiler.problems(settings, device_type(settings))
 
@@ -76,6 +84,7 @@ class Run:
         self.accelerator: Accelerator | None = None
         self.progress: console.Progress | None = None
         self.compiled: CompileRecord | None = None
+        self.proof: Proof | None = None
         self.signals = Signals()
 
     def __enter__(self) -> "Run":
@@ -95,7 +104,8 @@ class Run:
         self.meter = StepMeter(device, self.memory, settings.untimed_steps)
         self.record.environment = describe(device)
         self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.mixed_precision)
-        self.record.row_flops = model_flops_per_row(models.load_config(settings), settings.block_size)
+        model_config = models.load_config(settings)
+        self.record.row_flops = model_flops_per_row(model_config, settings.block_size, frozen=settings.use_peft)
         if _is_main():
             print(console.settings_block(settings, self.record.environment), flush=True)
             config = {**settings.as_dict(), "origins": settings.origins, "environment": self.record.environment}
@@ -120,19 +130,39 @@ class Run:
         """Keeps one finished step, in every place or in none.
 
         Raises:
-            InactiveTechnique: after the first step, if a technique that was asked for did not act.
+            InactiveTechnique: after the first step of this process, if a technique that was asked for did not act.
         """
         if self.compiled:
             self.record.compile = self.compiled.result()
         with self.signals.whole():
-            row = self.record.add(step)
+            self._keep(step)
             if _is_main():
-                with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"step": step.number, **plain(row)}) + "\n")
-                self.tracker.log(row, step=step.number)
                 self.progress.show(step)
-        if step.number == 1:
+        if self.proof and not self.record.evidence:
             self.record.evidence = self.proof.check(self.accelerator)
+
+    def _keep(self, step: Step) -> None:
+        row = self.record.add(step)
+        if _is_main():
+            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step.number, **plain(row)}) + "\n")
+            self.tracker.log(row, step=step.number)
+
+    def resume(self, scheduler: LRScheduler) -> int:
+        """Goes on from the checkpoint that was asked for, if any. Returns how many steps it has behind it."""
+        steps = checkpoint.load_checkpoint(self.accelerator, scheduler, self.settings)
+        with self.signals.whole():
+            for step in steps:
+                self._keep(step)
+            if _is_main() and steps:
+                self.progress.resume(len(steps))
+        return len(steps)
+
+    def save_checkpoint(self, scheduler: LRScheduler) -> None:
+        """Saves a checkpoint after the last logged step, if it is time for one."""
+        every = self.settings.checkpointing_steps
+        if every and len(self.record.steps) % every == 0:
+            checkpoint.save_checkpoint(self.accelerator, scheduler, self.settings, self.record.steps)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -140,10 +170,10 @@ class Run:
         record = self.record
         if error is None and self.accelerator:
             error = self._gather_memory()
-        record.status, record.reason, self.exit_code = _outcome(error, record.steps)
+        record.status, record.reason, self.exit_code = outcome(error, record.steps)
         if not _is_main() and self.exit_code:
             self._leave_word(error)
-        elif isinstance(error, Terminated) or _lost_a_rank(error):
+        elif isinstance(error, Terminated) or lost_a_rank(error):
             record.reason = self._word_of_another_rank() or record.reason
         if self.compiled:
             record.compile = self.compiled.result()
@@ -222,40 +252,3 @@ def _release(accelerator: Accelerator) -> None:
 
 def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-def _lost_a_rank(error: BaseException | None) -> bool:
-    """Whether this process ended because another one no longer answered."""
-    if isinstance(error, torch.distributed.DistError):
-        return True
-    # gloo raises plain errors.
-    return isinstance(error, RuntimeError) and any(
-        word in str(error) for word in ("gloo", "Connection closed by peer")
-    )
-
-
-def _outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str | None, int]:
-    """Status, reason and exit code of a run that ended with `error`, or with none."""
-    words = str(error).strip() or type(error).__name__
-    match error:
-        case None if steps and all(step.skipped for step in steps):
-            return "diverged", f"fp16 overflowed in all {len(steps)} steps, no weight was changed", 1
-        case None:
-            return "ok", None, 0
-        case SettingsError():
-            return "failed", words, 2
-        case Diverged():
-            return "diverged", words, 1
-        case UnavailableTechnique():
-            return "skipped", words, 1
-        case KeyboardInterrupt():
-            return "failed", f"interrupted after {len(steps)} steps", 130
-        case Terminated():
-            return "failed", f"terminated after {len(steps)} steps", 143
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error):
-        mend = "raise --gradient_accumulation_steps, or add --gradient_checkpointing"
-        return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {mend}", 1
-    if _lost_a_rank(error):
-        first = words.splitlines()[0]
-        return "failed", f"another rank ended without a word (killed?) after {len(steps)} steps: {first}", 1
-    return "failed", f"{type(error).__name__}: {words}", 1

@@ -85,6 +85,12 @@ class Settings:
     fsdp_reshard_after_forward: bool = _flag(
         True, "techniques", "FSDP2: free gathered parameters after forward and gather again in backward [the config's]"
     )
+    use_peft: bool = _flag(False, "techniques", "train LoRA adapters alone, by the peft package")
+    lora_r: int = _flag(16, "techniques", "rank of the adapters", least=1)
+    lora_alpha: int = _flag(32, "techniques", "their scale, divided by the rank", least=1)
+    lora_target_modules: str | None = _flag(
+        None, "techniques", "layers that get adapters, as in q_proj,v_proj [peft's for the family, else all linear]"
+    )
     optim: str = _flag("adamw_torch", "techniques", "optimizer", choices=("adamw_torch", "adamw_torch_fused"))
 
     max_steps: int = _flag(20, "training", "optimizer steps", least=1)
@@ -96,6 +102,10 @@ class Settings:
     max_grad_norm: float = _flag(1.0, "training", "gradient norm to clip at; 0 clips nothing", least=0)
     seed: int = _flag(0, "training", "of weights, row order and synthetic data", least=0)
 
+    checkpointing_steps: int | None = _flag(None, "output", "save a checkpoint every so many steps [never]", least=1)
+    resume_from_checkpoint: str | None = _flag(
+        None, "output", "go on from this checkpoint-N folder; latest: from the last one of <output_dir>, if any"
+    )
     report_to: str = _flag("wandb", "output", "tracker", choices=("wandb", "trackio", "tensorboard", "none"))
     save_model: bool = _flag(False, "output", "save a Transformers folder in <output_dir>/model")
     project: str = _flag("rungwise", "output", "project of the tracker")

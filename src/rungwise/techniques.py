@@ -3,8 +3,10 @@
 No other place knows.
 """
 
+import importlib.util
 import inspect
 import os
+import warnings
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, PartialState
@@ -87,6 +89,8 @@ def _fsdp_precision(settings: Settings) -> MixedPrecisionPolicy:
 
 def problems(settings: Settings) -> list[str]:
     """What this machine cannot do."""
+    if settings.use_peft and importlib.util.find_spec("peft") is None:
+        return ["--use_peft: not installed; pip install 'rungwise[peft]'"]
     accelerated = torch.accelerator.current_accelerator(check_available=True)
     if settings.fsdp and settings.use_cpu and accelerated is not None:
         # fully_shard makes its mesh of the machine's accelerators, whatever device the model is on.
@@ -152,6 +156,42 @@ def apply_checkpointing(model: PreTrainedModel, settings: Settings, device: torc
             "install a newer one, or leave it out"
         )
     enable(options, **own)
+
+
+def apply_lora(model: PreTrainedModel, settings: Settings) -> nn.Module:
+    """Freezes the model and gives its layers LoRA adapters (Hu et al. 2021) to train, by the peft package.
+
+    Raises:
+        UnavailableTechnique: peft finds no layer to adapt.
+    """
+    if not settings.use_peft:
+        return model
+    from peft import LoraConfig, get_peft_model
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    targets = settings.lora_target_modules.split(",") if settings.lora_target_modules else None
+    if targets is None and model.config.model_type not in KNOWN:
+        targets = "all-linear"
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,
+        target_modules=targets,
+        # GPT-2's linear layers are kept transposed.
+        fan_in_fan_out=model.config.model_type == "gpt2",
+    )
+    if (settings.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        # Reentrant checkpointing only sees a gradient that its input asks for, and embeddings are frozen.
+        model.enable_input_require_grads()
+    try:
+        with warnings.catch_warnings():
+            # peft asks Transformers for something by the name that it had before.
+            warnings.simplefilter("ignore", FutureWarning)
+            return get_peft_model(model, config)
+    except ValueError as error:
+        raise UnavailableTechnique(
+            f"LoRA: {str(error).splitlines()[0]}; name layers in --lora_target_modules"
+        ) from error
 
 
 def checkpointed_blocks(model: nn.Module) -> list[nn.Module]:

@@ -1,0 +1,46 @@
+"""How a run ended: an exception to a status, a reason and an exit code."""
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+from .loop import Diverged, Step
+from .problems import SettingsError
+from .signals import Terminated
+from .techniques import UnavailableTechnique
+
+
+def lost_a_rank(error: BaseException | None) -> bool:
+    """Whether this process ended because another one no longer answered."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    # gloo raises plain errors.
+    return isinstance(error, RuntimeError) and any(
+        word in str(error) for word in ("gloo", "Connection closed by peer")
+    )
+
+
+def outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str | None, int]:
+    """Status, reason and exit code of a run that ended with `error`, or with none."""
+    words = str(error).strip() or type(error).__name__
+    match error:
+        case None if steps and all(step.skipped for step in steps):
+            return "diverged", f"fp16 overflowed in all {len(steps)} steps, no weight was changed", 1
+        case None:
+            return "ok", None, 0
+        case SettingsError():
+            return "failed", words, 2
+        case Diverged():
+            return "diverged", words, 1
+        case UnavailableTechnique():
+            return "skipped", words, 1
+        case KeyboardInterrupt():
+            return "failed", f"interrupted after {len(steps)} steps", 130
+        case Terminated():
+            return "failed", f"terminated after {len(steps)} steps", 143
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error):
+        mend = "raise --gradient_accumulation_steps, or add --gradient_checkpointing"
+        return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {mend}", 1
+    if lost_a_rank(error):
+        first = words.splitlines()[0]
+        return "failed", f"another rank ended without a word (killed?) after {len(steps)} steps: {first}", 1
+    return "failed", f"{type(error).__name__}: {words}", 1
