@@ -16,7 +16,7 @@ from rungwise.models import build_model
 from rungwise.proof import Proof
 from rungwise.resolve import parse
 from rungwise.settings import Settings
-from rungwise.techniques import apply_checkpointing, apply_compile, build_accelerator, build_optimizer
+from rungwise.techniques import apply_checkpointing, apply_compile, apply_lora, build_accelerator, build_optimizer
 
 import torch
 from accelerate import Accelerator
@@ -95,6 +95,7 @@ def train_tiny(
     dataloader = build_dataloader(dataset or build_dataset(settings), settings)
     model = build_model(settings)
     apply_checkpointing(model, settings, accelerator.device)
+    model = apply_lora(model, settings)
     compiled = apply_compile(model, settings)
     optimizer = build_optimizer(model, settings)
     if sgd:

@@ -104,8 +104,6 @@ class Run:
         self.meter = StepMeter(device, self.memory, settings.untimed_steps)
         self.record.environment = describe(device)
         self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.mixed_precision)
-        model_config = models.load_config(settings)
-        self.record.row_flops = model_flops_per_row(model_config, settings.block_size, frozen=settings.use_peft)
         if _is_main():
             print(console.settings_block(settings, self.record.environment), flush=True)
             config = {**settings.as_dict(), "origins": settings.origins, "environment": self.record.environment}
@@ -121,8 +119,10 @@ class Run:
     def watch(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, compiled: CompileRecord | None) -> None:
         """Watches whom memory belongs to, and that every technique acts. Call it before `prepare`."""
         self.memory.watch(model, optimizer)
+        settings = self.settings
+        self.record.row_flops = model_flops_per_row(model.config, settings.block_size, frozen=settings.use_peft)
         self.compiled = compiled
-        self.proof = Proof(model, self.settings, compiled)
+        self.proof = Proof(model, settings, compiled)
         if compiled:
             self.meter.compilations = lambda: compiled.compilations
 
