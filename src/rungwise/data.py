@@ -1,92 +1,82 @@
-"""Text, or synthetic tokens, to packed blocks: rows of `input_ids` and `labels`, (B, T) each, int64.
+"""The rows of a run, to train on and to evaluate on, and their batches.
 
-The order of the rows is a function of the seed alone, so every rung sees the same rows in the same order.
+A batch has `input_ids` and `labels`, (B, T) each, int64, and an `attention_mask` where rows are padded.
 """
 
-import codecs
-import sys
-import sysconfig
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow.compute as pc
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Sampler
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, default_data_collator
+from torch.utils.data import BatchSampler, DataLoader
+from transformers import PreTrainedTokenizerBase, default_data_collator
 
 from .models import load_config
+from .order import EvaluationRows, Row, RowOrder, StreamedRows, labels_of
 from .problems import SettingsError
 from .settings import Settings
+from .sources import STDLIB, Source, load_text, load_tokenizer, readable, training_source, validation_source
+from .text import map_rows, stream_rows
 
-STDLIB = "python-stdlib"
 SYNTHETIC = "synthetic"
 SYNTHETIC_ROWS = 256
 
 
-class RowOrder(Sampler[int]):
-    """Row numbers for a whole run: each epoch a new permutation, epochs joined without a gap.
-
-    A window of `global_batch_size` rows may span two epochs, so that none is cut short.
-    """
-
-    def __init__(self, rows: int, total: int, seed: int):
-        self.rows, self.total, self.seed = rows, total, seed
-
-    def __len__(self) -> int:
-        return self.total
-
-    def __iter__(self) -> Iterator[int]:
-        for start in range(0, self.total, self.rows):
-            generator = torch.Generator().manual_seed(self.seed + start // self.rows)
-            yield from torch.randperm(self.rows, generator=generator)[: self.total - start].tolist()
-
-
-def build_dataloader(dataset: datasets.Dataset, settings: Settings) -> DataLoader:
+def build_dataloader(dataset: datasets.Dataset | StreamedRows, settings: Settings) -> DataLoader:
     """Micro-batches of (micro_batch_size, T) for `max_steps` steps over all processes.
 
     `Accelerator.prepare` deals them to the processes in turn, so that the rows of one optimizer step are the same
-    however they are split.
+    however they are split. A loader has a generator of its own: the global one stays what it is for the model.
     """
-    order = RowOrder(len(dataset), settings.max_steps * settings.global_batch_size, settings.seed)
-    batches = BatchSampler(order, settings.micro_batch_size, drop_last=False)
-    # Without a generator of its own a loader draws from the global one when it starts, be it in the middle of a run.
-    generator = torch.Generator().manual_seed(settings.seed)
-    return DataLoader(dataset, batch_sampler=batches, collate_fn=collate, generator=generator)
+    if isinstance(dataset, StreamedRows):
+        batches: dict[str, Any] = {"batch_size": settings.micro_batch_size}
+    else:
+        order = RowOrder(len(dataset), settings.max_steps * settings.global_batch_size, settings.seed)
+        batches = {"batch_sampler": BatchSampler(order, settings.micro_batch_size, drop_last=False)}
+    return DataLoader(dataset, **batches, collate_fn=collate, generator=torch.Generator())
+
+
+def build_eval_dataloader(dataset: Sequence[Row], settings: Settings) -> DataLoader:
+    """All rows in their order, in micro-batches of (micro_batch_size, T) which `Accelerator.prepare` can deal out.
+
+    The last batches may have rows whose labels are all -100.
+    """
+    rows = EvaluationRows(dataset, settings.micro_batch_size * settings.num_processes)
+    return DataLoader(rows, settings.micro_batch_size, collate_fn=collate, generator=torch.Generator())
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Stacks rows; where they bring no labels, every token is one. The model shifts them by one itself."""
+    """Stacks rows, with labels where they bring none. The model shifts them by one itself."""
     batch = default_data_collator(rows)
-    batch.setdefault("labels", batch["input_ids"].clone())
+    batch["labels"] = labels_of(batch)
     return batch
 
 
-def build_dataset(settings: Settings) -> datasets.Dataset:
-    """The blocks of the run's data, one row of `block_size` tokens each.
+def build_dataset(settings: Settings) -> datasets.Dataset | StreamedRows:
+    """The rows to train on; see `build_datasets`."""
+    return build_datasets(settings)[0]
+
+
+def build_datasets(settings: Settings) -> tuple[datasets.Dataset | StreamedRows, Sequence[Row] | None]:
+    """The rows to train on, and those to evaluate on, of `block_size` tokens each.
+
+    Returns:
+        A data set or, with `streaming`, `StreamedRows`; and a sequence of at most `max_eval_samples` rows, or None
+        if `eval_steps` is unset. Without a validation file they are held out from the data to train on.
 
     Raises:
-        SettingsError: the data cannot be had, or is shorter than one block.
+        SettingsError: the data cannot be had, is shorter than one row, or does not fit the model.
     """
-    if settings.dataset_name == SYNTHETIC:
-        return synthetic(load_config(settings).vocab_size, settings.block_size, settings.seed)
-    if not (sys.stderr.isatty() and _named_by_user(settings)):
-        datasets.disable_progress_bars()
-    text, column = _load_text(settings)
-    tokenizer = load_tokenizer(settings)
-    blocks = pack(tokenize(text, column, tokenizer), settings.block_size)
-    if len(blocks) == 0:
-        raise SettingsError(
-            [f"{_name(settings)}: the text is shorter than one block of {settings.block_size} tokens; give more text"]
-        )
-    vocab_size = load_config(settings).vocab_size
-    largest = pc.max(pc.list_flatten(blocks.data["input_ids"])).as_py()
-    if largest >= vocab_size:
-        mend = "use the model's own tokenizer" if tokenizer else "bytes as tokens need a vocab_size of 256"
-        raise SettingsError([f"the data has token {largest}, the model knows {vocab_size} tokens; {mend}"])
-    return blocks.with_format("torch")
+    hold_out = settings.eval_steps is not None and not settings.validation_file
+    train, evaluation = _streamed(settings, hold_out) if settings.streaming else _whole(settings, hold_out)
+    if settings.eval_steps is not None and settings.validation_file:
+        source = validation_source(settings)
+        evaluation = _first_rows(source, _reader(source, settings), settings)
+    return train, evaluation
 
 
 def synthetic(vocab_size: int, block_size: int, seed: int) -> datasets.Dataset:
@@ -96,99 +86,107 @@ def synthetic(vocab_size: int, block_size: int, seed: int) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"input_ids": tokens.numpy()}).with_format("torch")
 
 
-def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase | None:
-    """The tokenizer asked for, else the model's own, else None: bytes are the tokens."""
-    name = settings.tokenizer_name or settings.model_name_or_path
-    if name is None:
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:
-        # Tokenizers come from the Hub and from other people's code, which raise anything.
-        raise SettingsError(
-            [f"no tokenizer in {name}: {str(error).splitlines()[0]}; give --tokenizer_name"]
-        ) from error
-
-
-def tokenize(text: datasets.Dataset, column: str, tokenizer: PreTrainedTokenizerBase | None) -> datasets.Dataset:
-    """A dataset of token lists, `input_ids`, one for each text. Special tokens are left to the packing: none."""
-
-    def encode(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        if tokenizer is None:
-            return {"input_ids": [np.frombuffer(text.encode(), dtype=np.uint8) for text in batch[column]]}
-        return {"input_ids": tokenizer(batch[column], add_special_tokens=False)["input_ids"]}
-
-    return text.map(encode, batched=True, remove_columns=text.column_names, desc="Tokenizing")
-
-
-def pack(tokens: datasets.Dataset, block_size: int) -> datasets.Dataset:
-    """Joins all tokens in order and cuts them into blocks; only a last incomplete block is dropped."""
-    carried: list[np.ndarray] = []
-
-    def cut(batch: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
-        # What does not fill a block waits for the next batch of texts; `map` in one process keeps their order.
-        joined = np.concatenate([*carried, *(np.asarray(ids) for ids in batch["input_ids"])])
-        whole = len(joined) // block_size * block_size
-        carried[:] = [joined[whole:]]
-        return {"input_ids": list(joined[:whole].reshape(-1, block_size))}
-
-    blocks = tokens.with_format("numpy").map(cut, batched=True, remove_columns=tokens.column_names, desc="Packing")
-    return blocks.with_format(None)
-
-
 def problems(settings: Settings) -> list[str]:
-    """What is wrong with a text file, found before anything is built."""
-    if not settings.train_file:
-        return []
-    path = Path(settings.train_file)
-    if not path.is_file():
-        return [f"--train_file {path}: no such file; give the path of a text file"]
-    size = path.stat().st_size
-    if size == 0:
-        return [f"--train_file {path}: the file is empty; give a file with text"]
+    """What is wrong with the texts and the tokenizer, found before anything is built."""
+    given = [training_source(settings), validation_source(settings)]
+    sources = [source for source in given if source and source.name not in (STDLIB, SYNTHETIC)]
+    checks = [partial(load_text, source, settings, settings.streaming) for source in sources]
+    if settings.tokenizer_name or (given != [Source("dataset_name", SYNTHETIC), None] and _is_model(settings)):
+        checks.append(partial(load_tokenizer, settings))
+    found = []
+    for check in checks:
+        try:
+            check()
+        except SettingsError as error:
+            found += error.problems
+    return found
+
+
+def _is_model(settings: Settings) -> bool:
+    """Whether the model is there; if it is not, that it has no tokenizer is no problem of its own."""
     try:
-        with path.open("rb") as file:
-            for _ in codecs.iterdecode(iter(lambda: file.read(1 << 20), b""), "utf-8"):
-                pass
-    except UnicodeDecodeError as error:
-        return [f"--train_file {path}: not UTF-8 text ({error.reason}); convert it, or give another file"]
-    bytes_are_tokens = not (settings.tokenizer_name or settings.model_name_or_path)
-    if bytes_are_tokens and size < settings.block_size:
-        return [
-            f"--train_file {path}: its {size} bytes are shorter than one block of {settings.block_size} tokens; "
-            f"give more text, or --block_size {size} or less"
-        ]
-    return []
+        load_config(settings)
+    except Exception:
+        # As in `models.problems`, which says what it was.
+        return False
+    return True
 
 
-def stdlib_files() -> list[str]:
-    """The modules of the running Python's standard library, by name: about 5 MB of source text."""
-    return sorted(str(path) for path in Path(sysconfig.get_path("stdlib")).glob("*.py"))
+def _whole(settings: Settings, hold_out: bool) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """All rows, and the last ones apart if they are held out."""
+    source = training_source(settings)
+    if source.name == SYNTHETIC:
+        rows = synthetic(load_config(settings).vocab_size, settings.block_size, settings.seed)
+    else:
+        tokenizer = load_tokenizer(settings)
+        rows = map_rows(load_text(source, settings, streaming=False), settings, tokenizer)
+        if len(rows) == 0:
+            raise _too_short(source, settings)
+        largest = pc.max(pc.list_flatten(rows.data["input_ids"])).as_py()
+        _check_token(largest, load_config(settings).vocab_size, tokenizer)
+    if not hold_out:
+        return rows, None
+    kept = len(rows) - max(1, len(rows) * settings.validation_split_percentage // 100)
+    if kept == 0:
+        raise _all_held_out(source, settings, len(rows))
+    last = min(len(rows), kept + settings.max_eval_samples)
+    return rows.select(range(kept)), rows.select(range(kept, last))
 
 
-def _load_text(settings: Settings) -> tuple[datasets.Dataset, str]:
-    """A dataset with a text column, and the column's name."""
-    if settings.train_file or settings.dataset_name == STDLIB:
-        files = [settings.train_file] if settings.train_file else stdlib_files()
-        return datasets.load_dataset("text", data_files=files, split="train", keep_linebreaks=True), "text"
-    name, split = settings.dataset_name, settings.dataset_split or "train"
-    try:
-        text = datasets.load_dataset(name, settings.dataset_config_name, split=split)
-    except Exception as error:
-        # A dataset comes from the Hub, a folder or a file, and each fails in its own way.
-        raise SettingsError([f"--dataset_name {name}, split {split}: {str(error).splitlines()[0]}"]) from error
-    columns = [
-        key for key, feature in text.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")
-    ]
-    column = settings.text_column or ("text" if "text" in columns else next(iter(columns), None))
-    if column not in columns:
-        raise SettingsError([f"--text_column {column}: {name} has no such text column; it has {', '.join(columns)}"])
-    return text, column
+def _streamed(settings: Settings, hold_out: bool) -> tuple[StreamedRows, list[Row] | None]:
+    """Rows as they come, without the first ones if they are held out."""
+    source = training_source(settings)
+    read = _reader(source, settings)
+    held_out = _first_rows(source, read, settings) if hold_out else []
+
+    def kept() -> Iterator[Row]:
+        return islice(read(), len(held_out), None)
+
+    if next(kept(), None) is None:
+        raise _all_held_out(source, settings, len(held_out)) if held_out else _too_short(source, settings)
+    rows = StreamedRows(kept, settings.max_steps * settings.global_batch_size, settings.seed)
+    return rows, held_out or None
 
 
-def _named_by_user(settings: Settings) -> bool:
-    return settings.dataset_name != STDLIB
+def _reader(source: Source, settings: Settings) -> Callable[[], Iterator[Row]]:
+    """A function that reads the rows from the beginning; each is checked as it comes."""
+    tokenizer = load_tokenizer(settings)
+    text = load_text(source, settings, streaming=True)
+    vocab_size = load_config(settings).vocab_size
+
+    def read() -> Iterator[Row]:
+        with readable(source):
+            for row in stream_rows(text, settings, tokenizer):
+                _check_token(int(row["input_ids"].max()), vocab_size, tokenizer)
+                yield {name: torch.from_numpy(values.astype(np.int64)) for name, values in row.items()}
+
+    return read
 
 
-def _name(settings: Settings) -> str:
-    return f"--train_file {settings.train_file}" if settings.train_file else f"--dataset_name {settings.dataset_name}"
+def _first_rows(source: Source, read: Callable[[], Iterator[Row]], settings: Settings) -> list[Row]:
+    """The rows to evaluate on, of a text that is read no further than that."""
+    rows = list(islice(read(), settings.max_eval_samples))
+    if not rows:
+        raise _too_short(source, settings)
+    return rows
+
+
+def _check_token(largest: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    if largest >= vocab_size:
+        mend = "use the model's own tokenizer" if tokenizer else "bytes as tokens need a vocab_size of 256"
+        raise SettingsError([f"the data has token {largest}, the model knows {vocab_size} tokens; {mend}"])
+
+
+def _too_short(source: Source, settings: Settings) -> SettingsError:
+    if settings.packing:
+        return SettingsError(
+            [f"{source}: the text is shorter than one block of {settings.block_size} tokens; give more text"]
+        )
+    return SettingsError([f"{source}: no text in it has 2 tokens, so that one could be learnt; give more text"])
+
+
+def _all_held_out(source: Source, settings: Settings, rows: int) -> SettingsError:
+    less = "lower --max_eval_samples, or " if settings.streaming and rows > 1 else ""
+    return SettingsError(
+        [f"{source}: evaluation takes the only {rows} rows there are; {less}give more text, or --validation_file"]
+    )

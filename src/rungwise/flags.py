@@ -85,7 +85,7 @@ def _with_values(unknown: list[str]) -> list[str]:
 
 
 def _metavar(name: str) -> str:
-    if name in ("config", "train_file"):
+    if name in ("config", "train_file", "validation_file"):
         return "FILE"
     kind = _plain(HINTS[name])
     return {bool: "BOOL", int: "N", float: "X", str: "TEXT"}.get(kind, "JSON")

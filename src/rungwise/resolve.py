@@ -121,6 +121,8 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
         )
     if settings.train_file and settings.dataset_name:
         problems.append("--train_file and --dataset_name each name the data; give one")
+    _check_rows(settings, problems)
+    _check_evaluation(settings, problems)
     if settings.gradient_checkpointing_kwargs is not None and not settings.gradient_checkpointing:
         problems.append("--gradient_checkpointing_kwargs has no effect without --gradient_checkpointing; add it")
     if settings.activation_memory_budget != 1 and not settings.torch_compile:
@@ -161,6 +163,38 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
             f"--global_batch_size {rows} does not divide by {settings.gradient_accumulation_steps} accumulation steps"
             f"{processes}; the nearest that do: {near}"
         )
+
+
+def _check_rows(settings: Settings, problems: list[str]) -> None:
+    """How rows are made cannot be asked of rows that are made up."""
+    if settings.dataset_name != "synthetic" or settings.train_file:
+        return
+    if settings.streaming:
+        problems.append("--streaming reads data that does not fit; synthetic rows are in memory, drop it")
+    if not settings.packing:
+        problems.append("--packing false pads texts; synthetic rows are full, drop it")
+
+
+def _check_evaluation(settings: Settings, problems: list[str]) -> None:
+    """Settings of an evaluation that there is none of, or that another one decides."""
+    names = ("validation_file", "validation_split_percentage", "max_eval_samples")
+    given = [name for name in names if getattr(settings, name) != FIELDS[name].default]
+    if settings.eval_steps is None:
+        problems += [f"--{name} has no effect without --eval_steps; add it" for name in given]
+    elif "validation_split_percentage" in given:
+        if settings.validation_split_percentage > 99:
+            problems.append(
+                f"--validation_split_percentage {settings.validation_split_percentage} leaves no row to train on; "
+                "use 1 to 99"
+            )
+        if settings.validation_file:
+            problems.append(
+                "--validation_split_percentage has no effect beside --validation_file, which is evaluated on; drop one"
+            )
+        elif settings.streaming:
+            problems.append(
+                "--validation_split_percentage: how many rows a stream has is not known; use --max_eval_samples"
+            )
 
 
 def _derive(settings: Settings, origins: dict[str, str], problems: list[str]) -> Settings:

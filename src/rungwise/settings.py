@@ -47,9 +47,22 @@ class Settings:
     dataset_config_name: str | None = _flag(None, "data", "configuration of the dataset")
     dataset_split: str | None = _flag(None, "data", "split of the dataset [train]")
     text_column: str | None = _flag(None, "data", "column that holds the text [text, else the first text column]")
-    train_file: str | None = _flag(None, "data", "a text file to train on")
+    train_file: str | None = _flag(None, "data", "a file to train on: text, JSON lines, CSV or parquet, by its suffix")
     tokenizer_name: str | None = _flag(None, "data", "tokenizer: Hub id or folder [the model's, else bytes as tokens]")
     block_size: int = _flag(256, "data", "tokens a row", least=2)
+    packing: bool = _flag(
+        True, "data", "join texts and cut them into full rows; false: each text is a row, cut off or padded"
+    )
+    streaming: bool = _flag(False, "data", "read rows as they are needed: for data that does not fit")
+
+    eval_steps: int | None = _flag(
+        None, "evaluation", "optimizer steps from one evaluation to the next [no evaluation]", least=1
+    )
+    validation_file: str | None = _flag(None, "evaluation", "a file to evaluate on, as --train_file")
+    validation_split_percentage: int = _flag(
+        5, "evaluation", "without a validation file: % of the rows that are held out from the end", least=1
+    )
+    max_eval_samples: int = _flag(64, "evaluation", "rows an evaluation has at most", least=1)
 
     global_batch_size: int = _flag(
         16, "batch", "rows an optimizer step, over all processes and micro-batches", least=1

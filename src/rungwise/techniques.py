@@ -10,7 +10,12 @@ import warnings
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, PartialState
-from accelerate.utils import DistributedType, GradientAccumulationPlugin, TorchDynamoPlugin
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DistributedType,
+    GradientAccumulationPlugin,
+    TorchDynamoPlugin,
+)
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PreTrainedModel
@@ -51,6 +56,9 @@ def build_accelerator(settings: Settings) -> Accelerator:
             sync_with_dataloader=False,
             sync_each_batch=settings.sync_each_batch,
         ),
+        # Each process reads a stream itself and keeps its share. Read by one and sent to all, rows would be part of
+        # the traffic that is measured, and bad data of one rank a riddle to the others.
+        dataloader_config=DataLoaderConfiguration(dispatch_batches=False),
         # Compiling is `apply_compile`'s; whatever the launcher was told would compile a second time.
         dynamo_plugin=TorchDynamoPlugin(backend="no"),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
