@@ -1,6 +1,7 @@
 """A training run small enough for a test, through the same pieces as recipes/ablate.py."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -23,9 +24,15 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import set_seed
 from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import get_scheduler
+from transformers import PreTrainedTokenizerFast, get_scheduler
 
+ROOT = Path(__file__).parent.parent
+# Of another Python process that imports what the tests import.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+# A small file of text, ASCII: some 140 lines, half of them shorter than a row.
+LINES = str(ROOT / "constraints.txt")
 MODEL = "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"
 TINY = ["--config_overrides", MODEL, "--block_size", "32", "--dataset_name", "synthetic", "--report_to", "none"]
 
@@ -36,6 +43,20 @@ def tiny_settings(*flags: str, config: str = "accelerate_configs/fp32.yaml", **c
     assert problems == []
     # Bounds of equal training are the CPU's, also where there is an accelerator.
     return dataclasses.replace(settings, **{"use_cpu": True, **changes})
+
+
+def file_settings(path: str | Path, *flags: str, **changes: Any) -> Settings:
+    """Settings of a tiny run on a file, 4 tokens a row."""
+    flags = ("--block_size", "4", "--dataset_name", str(path), *flags)
+    return tiny_settings(*flags, dataset_name=None, train_file=str(path), **changes)
+
+
+def word_tokenizer(folder: Path, vocab_size: int, **special: str) -> str:
+    """Writes a tokenizer whose words are w0, w1, ..., w0 for any other, and returns its folder."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(vocab_size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return str(folder)
 
 
 def ragged_rows(count: int = 64, length: int = 32, vocab_size: int = 128) -> Dataset:
@@ -49,6 +70,11 @@ def ragged_rows(count: int = 64, length: int = 32, vocab_size: int = 128) -> Dat
         rows.append({"input_ids": ids * mask, "attention_mask": mask.long(), "labels": torch.where(mask, ids, -100)})
     columns = {key: torch.stack([row[key] for row in rows]).numpy() for key in rows[0]}
     return Dataset.from_dict(columns).with_format("torch")
+
+
+def padded_rows() -> Dataset:
+    """The lines of a real file, padded by ourselves."""
+    return build_dataset(tiny_settings("--dataset_name", LINES, "--packing", "false"))
 
 
 class NoMemory:

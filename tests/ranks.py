@@ -5,13 +5,13 @@ import os
 import sys
 
 from rungwise import __version__  # noqa: F401 (sets what PyTorch reads when it is imported)
-from rungwise.data import build_dataloader, build_dataset
+from rungwise.data import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
 from rungwise.techniques import build_accelerator
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, set_seed
-from harness import ragged_rows, tiny_settings, train_tiny
+from harness import LINES, ragged_rows, tiny_settings, train_tiny
 from torch.profiler import ProfilerActivity, profile
 
 DDP, FSDP = "accelerate_configs/ddp_cpu.yaml", "accelerate_configs/fsdp2_cpu.yaml"
@@ -47,6 +47,8 @@ def train(key, *flags, config=DDP, sgd=True, dataset=None, **changes):
     return trained
 
 
+PADDED = ("--dataset_name", LINES, "--packing", "false")
+STREAMED = (*PADDED, "--streaming")
 ACCUMULATED = ("--gradient_accumulation_steps", "4")
 CHECKPOINTED = ("--gradient_checkpointing",)
 for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
@@ -55,6 +57,8 @@ for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
     train(f"{engine}-accum4-each", *ACCUMULATED, "--sync_each_batch", config=config)
     train(f"{engine}-accum4-ckpt", *ACCUMULATED, *CHECKPOINTED, config=config)
     train(f"{engine}-ragged-accum2", "--gradient_accumulation_steps", "2", config=config, dataset=ragged_rows())
+    train(f"{engine}-padded", *PADDED, config=config)
+    train(f"{engine}-streamed-accum4", *STREAMED, *ACCUMULATED, config=config)
     train(f"{engine}-adamw", *ACCUMULATED, config=config, sgd=False)
 train("fsdp2-accum4-keep", *ACCUMULATED, "--fsdp_reshard_after_forward", "false", config=FSDP)
 for precision in ("bf16", "fp16"):
@@ -74,6 +78,23 @@ dataset = build_dataset(settings)
 batches = accelerator.prepare(build_dataloader(dataset, settings))
 own = torch.cat([batch["input_ids"] for batch in batches])
 saved["epoch"] = {"seen": accelerator.gather(own), "rows": dataset["input_ids"][:], "own": len(own)}
+
+# A stream, over the end of an epoch: the rows of each optimizer step, (steps, rows, T).
+for accumulation in (1, 4):
+    flags = ("--gradient_accumulation_steps", str(accumulation))
+    settings = tiny_settings(*STREAMED, *flags, config=DDP)
+    batches = accelerator.prepare(build_dataloader(build_dataset(settings), settings))
+    own = torch.stack([batch["input_ids"] for batch in batches])
+    steps = accelerator.gather(own[None]).reshape(2, settings.max_steps, -1, settings.block_size)
+    saved[f"stream-{accumulation}"] = steps.transpose(0, 1).flatten(1, 2)
+
+# An evaluation whose rows do not divide by the processes.
+for name, flags in (("eval", PADDED), ("eval-streamed", STREAMED)):
+    settings = tiny_settings(*flags, "--eval_steps", "2", "--max_eval_samples", "5", config=DDP)
+    rows = build_datasets(settings)[1]
+    batches = list(accelerator.prepare(build_eval_dataloader(rows, settings)))
+    seen = {key: accelerator.gather(torch.cat([batch[key] for batch in batches])) for key in batches[0]}
+    saved[name] = {**seen, "rows": [row["input_ids"].tolist() for row in rows]}
 
 if accelerator.is_main_process:
     torch.save(saved, sys.argv[1])

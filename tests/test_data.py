@@ -1,78 +1,59 @@
-"""Rows: complete, in one order, each seen once an epoch."""
+"""The rows of a run: the same however they are split, held out from training where they are evaluated on."""
 
-from pathlib import Path
-
-from rungwise import data
-from rungwise.data import RowOrder, build_dataloader, build_dataset, pack, stdlib_files, tokenize
+from rungwise.data import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
+from rungwise.order import StreamedRows
 from rungwise.problems import SettingsError
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from datasets import Dataset
-from harness import tiny_settings
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from accelerate.utils import DataLoaderConfiguration
+from harness import LINES, file_settings, tiny_settings, word_tokenizer
+
+PADDED = ("--dataset_name", LINES, "--packing", "false")
+KINDS = {
+    "synthetic": (),
+    "packed": ("--dataset_name", LINES),
+    "padded": PADDED,
+    "streamed": ("--dataset_name", LINES, "--streaming"),
+    "streamed and padded": (*PADDED, "--streaming"),
+}
 
 
-@given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 5))
-def test_each_row_is_seen_once_an_epoch(rows, total, seed):
-    order = list(RowOrder(rows, total, seed))
-    assert len(order) == total == len(RowOrder(rows, total, seed))
-    for start in range(0, total - rows + 1, rows):
-        assert sorted(order[start : start + rows]) == list(range(rows))
-    assert len(set(order[total - total % rows :])) == total % rows
-    assert order == list(RowOrder(rows, total, seed))
+def prepared(loader):
+    return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False)).prepare(loader)
 
 
-def test_epochs_and_seeds_differ():
-    order = list(RowOrder(50, 100, seed=0))
-    assert order[:50] != order[50:]
-    assert order != list(RowOrder(50, 100, seed=9))
+def rows_of(loader):
+    """All rows of a loader, (N, T), and their labels."""
+    batches = list(loader)
+    return tuple(torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "labels"))
 
 
-@pytest.mark.parametrize("accumulation", [1, 2, 4, 16])
-def test_the_same_rows_in_the_same_order_however_they_are_split(accumulation):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_rows_in_the_same_order_however_they_are_split(kind):
     def windows(accumulation):
-        settings = tiny_settings("--gradient_accumulation_steps", str(accumulation), "--max_steps", "20")
-        batches = list(Accelerator(cpu=True).prepare(build_dataloader(build_dataset(settings), settings)))
+        settings = tiny_settings(*KINDS[kind], "--gradient_accumulation_steps", str(accumulation))
+        batches = list(prepared(build_dataloader(build_dataset(settings), settings)))
         assert all(batch["input_ids"].shape == (16 // accumulation, 32) for batch in batches)
+        assert all(value.dtype == torch.int64 for value in batches[0].values())
         return torch.cat([batch["input_ids"] for batch in batches])
 
-    assert torch.equal(windows(accumulation), windows(1))
+    whole = windows(1)
+    assert len(whole) == 20 * 16
+    for accumulation in (2, 4, 16):
+        assert torch.equal(windows(accumulation), whole)
 
 
-@given(st.lists(st.text(alphabet="abä\n", max_size=9), min_size=1, max_size=30), st.integers(1, 7))
-def test_packing_loses_only_the_last_incomplete_block(texts, block_size):
-    tokens = tokenize(Dataset.from_dict({"text": texts}), "text", tokenizer=None)
-    joined = list("".join(texts).encode())
-    blocks = pack(tokens, block_size)
-    packed = [token for row in blocks["input_ids"] for token in row]
-    assert packed == joined[: len(joined) // block_size * block_size]
-    assert all(len(row) == block_size for row in blocks["input_ids"])
-
-
-def test_packing_carries_over_the_batches_of_map():
-    """More texts than one batch of `map` holds: nothing is lost at the seams."""
-    texts = [f"{n}\n" for n in range(2500)]
-    blocks = pack(tokenize(Dataset.from_dict({"text": texts}), "text", tokenizer=None), 7)
-    packed = bytes(token for row in blocks["input_ids"] for token in row)
-    assert packed == "".join(texts).encode()[: len(packed)]
-    assert len("".join(texts)) - len(packed) < 7
-
-
-def test_the_standard_library_is_text_of_bytes():
-    with pytest.raises(SettingsError, match="knows 128 tokens; bytes as tokens need a vocab_size of 256"):
-        build_dataset(tiny_settings("--dataset_name", "python-stdlib"))
-    rows = build_dataset(tiny_settings("--dataset_name", "python-stdlib", config_overrides="vocab_size=256"))
-    source = b"".join(Path(file).read_bytes() for file in stdlib_files()[:3])
-    joined = np.concatenate([np.asarray(row) for row in rows[: len(source) // 32]["input_ids"]])
-    assert bytes(joined.astype(np.uint8)) == source[: len(joined)]
-    assert len(rows) * 32 > 2_000_000
-    assert set(rows[0]) == {"input_ids"} and rows[0]["input_ids"].dtype == torch.int64
+@pytest.mark.parametrize("kind", KINDS)
+def test_loaders_leave_the_global_generator_alone(kind):
+    """A run that goes on from a checkpoint draws the same numbers, wherever its loaders begin."""
+    settings = tiny_settings(*KINDS[kind], "--eval_steps", "2")
+    train, evaluation = build_datasets(settings)
+    before = torch.get_rng_state()
+    for loader in (build_dataloader(train, settings), build_eval_dataloader(evaluation, settings)):
+        next(iter(prepared(loader)))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_synthetic_rows_are_fixed():
@@ -85,72 +66,136 @@ def test_synthetic_rows_are_fixed():
     assert rows[:]["input_ids"].max() < 128
 
 
-def word_tokenizer(folder, vocab_size):
-    tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(vocab_size)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    return str(folder)
+@pytest.mark.parametrize("flags", [(), ("--packing", "false")])
+def test_an_epoch_of_a_stream_has_the_rows_of_the_data_set(flags):
+    flags = ("--dataset_name", LINES, *flags)
+    whole = build_dataset(tiny_settings(*flags))[:]["input_ids"].tolist()
+    stream = build_dataset(tiny_settings(*flags, "--streaming", "--max_steps", "50"))
+    assert isinstance(stream, StreamedRows) and len(stream) == 800 > 2 * len(whole) > 200
+    order = [row["input_ids"].tolist() for row in stream]
+    epochs = [order[start : start + len(whole)] for start in (0, len(whole))]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(whole)
+    assert epochs[0] != epochs[1] and epochs[0] != whole
+    assert order == [row["input_ids"].tolist() for row in stream]
 
 
-def file_settings(path, *flags):
-    settings = tiny_settings("--block_size", "4", *flags)
-    import dataclasses
+def test_the_standard_library_can_be_streamed():
+    flags = ("--dataset_name", "python-stdlib", "--streaming")
+    rows = build_dataset(tiny_settings(*flags, config_overrides="vocab_size=256"))
+    assert next(iter(rows))["input_ids"].shape == (32,)
 
-    return dataclasses.replace(settings, dataset_name=None, train_file=str(path))
 
-
-def test_a_file_with_a_tokenizer(tmp_path):
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_a_file_with_a_tokenizer(tmp_path, streaming):
     text = tmp_path / "words.txt"
     text.write_text("w1 w2 w3\nw4 w5\n\nw6 w7 w8 w9\n")
-    settings = file_settings(text, "--tokenizer_name", word_tokenizer(tmp_path / "tokenizer", 64))
-    assert build_dataset(settings)[:]["input_ids"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    tokenizer = word_tokenizer(tmp_path / "tokenizer", 64)
+    settings = file_settings(text, "--tokenizer_name", tokenizer, "--streaming", streaming)
+    assert sorted(row["input_ids"].tolist() for row in build_dataset(settings))[-1] == [5, 6, 7, 8]
 
 
-def test_a_tokenizer_that_does_not_fit_the_model(tmp_path):
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_tokens_that_the_model_does_not_know(tmp_path, streaming):
     text = tmp_path / "words.txt"
     text.write_text("w1 w2 w3 w500\n" * 9)
-    settings = file_settings(text, "--tokenizer_name", word_tokenizer(tmp_path / "tokenizer", 600))
+    tokenizer = word_tokenizer(tmp_path / "tokenizer", 600)
     with pytest.raises(SettingsError, match="has token 500, the model knows 128 tokens; use the model's own"):
-        build_dataset(settings)
+        build_dataset(file_settings(text, "--tokenizer_name", tokenizer, "--streaming", streaming))
+    text.write_text("letters beyond ASCII: äöü")
+    with pytest.raises(SettingsError, match="knows 128 tokens; bytes as tokens need a vocab_size of 256"):
+        list(build_dataset(file_settings(text, "--streaming", streaming)))
 
 
-def test_a_file_shorter_than_a_block_of_tokens(tmp_path):
+def test_what_is_wrong_further_on_in_a_stream_is_said_when_it_comes(tmp_path):
+    text = tmp_path / "text.txt"
+    # It is read 10 MB at a time.
+    text.write_bytes((b"fine" * 250 + b"\n") * 11_000 + b"caf\xe9 au lait\n")
+    settings = file_settings(text, "--streaming", "--block_size", "4096", "--max_steps", "999")
+    dataset = build_dataset(settings)
+    with pytest.raises(SettingsError, match=r"--train_file .*: not UTF-8 text"):
+        list(dataset)
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_text_that_makes_no_row(tmp_path, streaming):
     text = tmp_path / "words.txt"
-    text.write_text("w1 w2 w3 and no more than these few")
-    settings = file_settings(text, "--block_size", "32", "--tokenizer_name", word_tokenizer(tmp_path / "t", 64))
-    with pytest.raises(SettingsError, match="shorter than one block of 32 tokens"):
-        build_dataset(settings)
+    text.write_text("w1\nw2\n\nw3\n")
+    flags = ("--tokenizer_name", word_tokenizer(tmp_path / "t", 64), "--streaming", streaming)
+    with pytest.raises(SettingsError, match="shorter than one block of 4 tokens"):
+        build_dataset(file_settings(text, *flags))
+    with pytest.raises(SettingsError, match="no text in it has 2 tokens"):
+        build_dataset(file_settings(text, *flags, "--packing", "false"))
 
 
-def test_local_data_by_dataset_name(tmp_path):
-    (tmp_path / "some.jsonl").write_text('{"n": 1, "body": "aaaa"}\n{"n": 2, "body": "bbbbcc"}\n')
-    flags = ["--dataset_name", str(tmp_path), "--block_size", "4"]
-    assert build_dataset(tiny_settings(*flags))[:]["input_ids"].tolist() == [[97] * 4, [98] * 4]
-    with pytest.raises(SettingsError, match=r"--text_column n: .* has no such text column; it has body"):
-        build_dataset(tiny_settings(*flags, "--text_column", "n"))
-    with pytest.raises(SettingsError, match="--dataset_name /no/such/folder, split train"):
-        build_dataset(tiny_settings("--dataset_name", "/no/such/folder"))
+def test_without_evaluation_nothing_is_held_out():
+    train, evaluation = build_datasets(tiny_settings())
+    assert len(train) == 256 and evaluation is None
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (None, "no such file"),
-        (b"", "the file is empty"),
-        (b"abc", "its 3 bytes are shorter than one block of 4 tokens; give more text, or --block_size 3 or less"),
-        (b"caf\xe9 au lait", "not UTF-8 text"),
-        (b"long enough, cut in a letter \xc3", "not UTF-8 text"),
-    ],
-)
-def test_bad_text_files(tmp_path, content, message):
-    path = tmp_path / "text.txt"
-    if content is not None:
-        path.write_bytes(content)
-    [problem] = data.problems(file_settings(path))
-    assert message in problem and str(path) in problem
+@pytest.mark.parametrize("kind", ["synthetic", "packed", "padded"])
+@pytest.mark.parametrize("percentage, most", [(5, 64), (1, 64), (50, 64), (50, 9)])
+def test_the_last_rows_are_held_out(kind, percentage, most):
+    rows = build_dataset(tiny_settings(*KINDS[kind]))[:]["input_ids"].tolist()
+    flags = ("--eval_steps", "2", "--validation_split_percentage", str(percentage), "--max_eval_samples", str(most))
+    train, evaluation = build_datasets(tiny_settings(*KINDS[kind], *flags))
+    held_out = max(1, len(rows) * percentage // 100)
+    assert train[:]["input_ids"].tolist() == rows[:-held_out]
+    assert evaluation[:]["input_ids"].tolist() == rows[-held_out:][:most]
 
 
-def test_good_text_files(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("ä" * 2**20 + "b", encoding="utf-8")  # letters of two bytes across the seams of reading
-    assert data.problems(file_settings(path)) == []
+@pytest.mark.parametrize("kind", ["streamed", "streamed and padded"])
+def test_the_first_rows_of_a_stream_are_held_out(kind):
+    flags = ("--eval_steps", "2", "--max_eval_samples", "20", "--max_steps", "50")
+    rows = build_dataset(tiny_settings(*[flag for flag in KINDS[kind] if flag != "--streaming"]))
+    train, evaluation = build_datasets(tiny_settings(*KINDS[kind], *flags))
+    rows = rows[:]["input_ids"].tolist()
+    assert [row["input_ids"].tolist() for row in evaluation] == rows[:20]
+    seen = [row["input_ids"].tolist() for row in train]
+    for epoch in (0, 1):
+        assert sorted(seen[epoch * len(rows[20:]) :][: len(rows[20:])]) == sorted(rows[20:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_validation_file_leaves_all_rows_to_train_on(tmp_path, kind):
+    text = tmp_path / "other.jsonl"
+    text.write_text('{"text": "' + "a" * 64 + '"}\n{"text": "' + "b" * 16 + '"}\n{"text": "' + "b" * 20 + '"}\n')
+    flags = ("--eval_steps", "2", "--validation_file", str(text), "--max_eval_samples", "3")
+    train, evaluation = build_datasets(tiny_settings(*KINDS[kind], *flags))
+    assert len(train) == len(build_dataset(tiny_settings(*KINDS[kind])))
+    assert [bytes(row["input_ids"].tolist()) for row in evaluation] == (
+        [b"a" * 32, b"b" * 16 + bytes(16), b"b" * 20 + bytes(12)]
+        if "padded" in kind
+        else [b"a" * 32, b"a" * 32, b"b" * 32]
+    )
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_all_rows_cannot_be_held_out(tmp_path, streaming):
+    text = tmp_path / "text.txt"
+    text.write_text("four")
+    settings = file_settings(text, "--eval_steps", "2", "--streaming", streaming)
+    with pytest.raises(SettingsError, match="evaluation takes the only 1 rows there are; give more text, or --valid"):
+        build_datasets(settings)
+    text.write_text("four" * 9)
+    if streaming == "true":
+        with pytest.raises(SettingsError, match="takes the only 9 rows there are; lower --max_eval_samples"):
+            build_datasets(settings)
+    else:
+        assert [len(rows) for rows in build_datasets(settings)] == [8, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows, global_batch_size", [(13, 16), (8, 4), (3, 8)])
+def test_each_row_is_evaluated_once_in_its_order(kind, rows, global_batch_size):
+    flags = ("--eval_steps", "2", "--max_eval_samples", str(rows), "--global_batch_size", str(global_batch_size))
+    split = () if "streamed" in kind else ("--validation_split_percentage", "20")
+    settings = tiny_settings(*KINDS[kind], *flags, *split)
+    _, evaluation = build_datasets(settings)
+    loader = prepared(build_eval_dataloader(evaluation, settings))
+    assert {batch["input_ids"].shape for batch in loader} == {(global_batch_size, 32)}
+    ids, labels = rows_of(loader)
+    counted = (labels != -100).any(dim=1)
+    assert counted.tolist() == [True] * rows + [False] * (-rows % global_batch_size)
+    assert ids[counted].tolist() == [row["input_ids"].tolist() for row in evaluation]
+    again, _ = rows_of(loader)
+    assert torch.equal(again, ids)

@@ -1,26 +1,30 @@
 """Two real gloo ranks train as one process does, by DDP and by FSDP2, however the window is split over them."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+from rungwise.data import build_dataloader, build_dataset
+
 import pytest
 import torch
 from conftest import ROOT
-from harness import largest_difference, ragged_rows, tiny_settings, train_tiny
+from harness import ENVIRONMENT, LINES, largest_difference, padded_rows, ragged_rows, tiny_settings, train_tiny
 
 # fp32 sums the same numbers in another order.
 SAME_WEIGHTS = 1e-7
 STEPS = 6
 EQUAL = ["", "-accum4", "-accum4-each", "-accum4-ckpt", "-ragged-accum2"]
+EQUAL += ["-padded", "-streamed-accum4"]
+# Padded, too.
+STREAMED = ("--dataset_name", LINES, "--packing", "false", "--streaming")
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     torchrun = str(Path(sys.executable).parent / "torchrun")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
     script = [str(ROOT / "tests" / "ranks.py"), str(folder / "saved.pt"), str(folder / "cache")]
     done = subprocess.run(
         [torchrun, "--standalone", "--nproc_per_node", "2", *script],
@@ -37,16 +41,22 @@ def two_ranks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_process():
-    """Losses, norms, tokens and weights of one process, for packed and for ragged rows."""
-    ragged = train_tiny(tiny_settings("--max_steps", str(STEPS)), ragged_rows(), sgd=True)
-    return {"packed": train_tiny(tiny_settings("--max_steps", str(STEPS)), sgd=True), "ragged": ragged}
+    """Losses, norms, tokens and weights of one process, for each kind of rows."""
+    settings = tiny_settings("--max_steps", str(STEPS))
+    streamed = tiny_settings("--max_steps", str(STEPS), *STREAMED)
+    return {
+        "packed": train_tiny(settings, sgd=True),
+        "ragged": train_tiny(settings, ragged_rows(), sgd=True),
+        "padded": train_tiny(settings, padded_rows(), sgd=True),
+        "streamed": train_tiny(streamed, sgd=True),
+    }
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("case", EQUAL)
 def test_two_ranks_equal_one_process(two_ranks, one_process, engine, case):
     """The same weights, losses, global gradient norm and tokens."""
-    two, one = two_ranks[engine + case], one_process["ragged" if "ragged" in case else "packed"]
+    two, one = two_ranks[engine + case], one_process[next((kind for kind in one_process if kind in case), "packed")]
     # A sharded model is saved without the second name of a tied parameter, or with; the first is in both.
     weights = {name: value for name, value in one.weights.items() if name in two["weights"]}
     assert len(weights) >= len(one.weights) - 1
@@ -66,7 +76,7 @@ def test_adamw_on_shards_equals_ddp_and_one_process(two_ranks):
 
 def test_what_was_asked_for_was_there(two_ranks):
     for key, run in two_ranks.items():
-        if key == "epoch":
+        if not key.startswith(("ddp", "fsdp2")):
             continue
         assert run["evidence"]["engine"] == ("FSDP2" if key.startswith("fsdp2") else "DDP"), key
         assert run["evidence"]["processes"] == 2, key
@@ -116,3 +126,21 @@ def test_each_row_of_an_epoch_is_seen_once(two_ranks):
     epoch = two_ranks["epoch"]
     assert epoch["own"] == 128
     assert sorted(epoch["seen"].tolist()) == sorted(epoch["rows"].tolist())
+
+
+def test_a_streams_rows_of_a_step_are_the_same_on_one_process(two_ranks):
+    """Over the end of an epoch, whatever the number of micro-batches."""
+    settings = tiny_settings(*STREAMED)
+    batches = [batch["input_ids"].tolist() for batch in build_dataloader(build_dataset(settings), settings)]
+    assert len(batches) == 20 and 2 * len(padded_rows()) < 20 * 16
+    for accumulation in (1, 4):
+        steps = two_ranks[f"stream-{accumulation}"].tolist()
+        assert [sorted(rows) for rows in steps] == [sorted(rows) for rows in batches]
+
+
+@pytest.mark.parametrize("kind", ["eval", "eval-streamed"])
+def test_each_row_is_evaluated_once_over_both_ranks(two_ranks, kind):
+    seen = two_ranks[kind]
+    counted = (seen["labels"] != -100).any(dim=1)
+    assert len(counted) == 16 and counted.sum() == 5
+    assert seen["input_ids"][counted].tolist() == seen["rows"]

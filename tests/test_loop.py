@@ -8,14 +8,15 @@ import math
 from types import SimpleNamespace
 
 from rungwise import cpu_matmul
+from rungwise.data import build_dataloader
 from rungwise.loop import Diverged, train
 from rungwise.meter import StepMeter
 
 import pytest
 import torch
-from harness import NoMemory, largest_difference, ragged_rows, tiny_settings, train_tiny
+from harness import NoMemory, largest_difference, padded_rows, ragged_rows, tiny_settings, train_tiny
 
-ROWS = {"packed": None, "ragged": ragged_rows()}
+ROWS = {"packed": lambda: None, "ragged": ragged_rows, "padded": padded_rows}
 # fp32 sums the same numbers in another order; ten times what was seen, a hundredth of what one lost row would do.
 SAME_WEIGHTS = 1e-7
 SAME_LOSS = 2e-6
@@ -23,7 +24,7 @@ SAME_LOSS = 2e-6
 
 @pytest.fixture(scope="module", params=ROWS)
 def case(request):
-    rows = ROWS[request.param]
+    rows = ROWS[request.param]()
     base = [train_tiny(tiny_settings("--max_steps", "6"), rows, sgd=sgd) for sgd in (True, False)]
     return rows, *base
 
@@ -59,17 +60,16 @@ def test_a_lost_row_would_be_seen(case):
     assert largest_difference(fewer.weights, sgd.weights) > 100 * SAME_WEIGHTS
 
 
-def test_the_loss_is_over_all_tokens_of_the_window():
+@pytest.mark.parametrize("make_rows", [ragged_rows, padded_rows])
+def test_the_loss_is_over_all_tokens_of_the_window(make_rows):
     """Against one plain forward over the whole window: the sum of token losses over the tokens that carry one."""
-    rows = ragged_rows()
+    rows = make_rows()
     trained = train_tiny(
         tiny_settings(
             "--max_steps", "3", "--untimed_steps", "2", "--gradient_accumulation_steps", "8", "--learning_rate", "0"
         ),
         rows,
     )
-    from rungwise.data import build_dataloader
-
     window = next(iter(build_dataloader(rows, tiny_settings())))
     with torch.no_grad():
         logits = trained.model(input_ids=window["input_ids"], attention_mask=window["attention_mask"]).logits
@@ -79,6 +79,40 @@ def test_the_loss_is_over_all_tokens_of_the_window():
     count = int((window["labels"][:, 1:] != -100).sum())
     assert trained.steps[0].tokens == count
     assert trained.steps[0].loss == pytest.approx(float(losses.sum()) / count, abs=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_padded_rows_are_as_good_as_each_text_alone(accumulation):
+    """Loss and gradients of one step against a plain forward of each text by itself, without any padding."""
+    rows = padded_rows()
+    flags = ("--max_steps", "3", "--learning_rate", "0", "--gradient_accumulation_steps", str(accumulation))
+    gradients = []
+
+    def keep_gradients(accelerator):
+        clip = accelerator.clip_grad_norm_
+
+        def clip_and_keep(parameters, limit):
+            parameters = list(parameters)
+            gradients.append([parameter.grad.clone() for parameter in parameters])
+            return clip(parameters, limit)
+
+        accelerator.clip_grad_norm_ = clip_and_keep
+
+    trained = train_tiny(tiny_settings(*flags, "--untimed_steps", "2"), rows, accelerator_hook=keep_gradients)
+    window = next(iter(build_dataloader(rows, tiny_settings())))
+    lengths = window["attention_mask"].sum(dim=1).tolist()
+    assert 2 <= min(lengths) < max(lengths) == 32
+    trained.model.zero_grad()
+    total, count = 0.0, sum(length - 1 for length in lengths)
+    for ids, length in zip(window["input_ids"], lengths, strict=True):
+        logits = trained.model(input_ids=ids[None, :length]).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, ids[1:length], reduction="sum") / count
+        loss.backward()
+        total += float(loss.detach())
+    assert trained.steps[0].tokens == count
+    assert trained.steps[0].loss == pytest.approx(total, abs=1e-6)
+    for kept, parameter in zip(gradients[0], trained.model.parameters(), strict=True):
+        assert torch.allclose(kept, parameter.grad, rtol=1e-4, atol=1e-7)
 
 
 @pytest.fixture(scope="module")

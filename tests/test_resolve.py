@@ -68,7 +68,7 @@ def test_names_are_made_from_what_is_studied():
     flags = ["--gradient_checkpointing", "--torch_compile", "--torch_compile_scope", "regional"]
     assert resolved(*flags, config=BF16).run_name == "bf16-ckpt-compile_regional"
     assert resolved("--model_type", "llama").run_name == "llama-fp32"
-    assert resolved(environ={"WORLD_SIZE": "2"}).run_name == "fp32-x2"
+    assert resolved(environ={"WORLD_SIZE": "2"}).run_name == "fp32-ddp-x2"
     assert resolved("--run_name", "mine").output_dir == "runs/mine"
 
 
@@ -95,6 +95,14 @@ BAD = {
     "--model_type llama --config_name x": "--config_name and --model_type each name a model",
     "--model_name_or_path x --config_overrides a=1": "drop one",
     "--train_file x --dataset_name synthetic": "each name the data",
+    "--dataset_name synthetic --streaming": "synthetic rows are in memory, drop it",
+    "--dataset_name synthetic --packing false": "synthetic rows are full, drop it",
+    "--eval_steps 0": "--eval_steps: must be at least 1",
+    "--validation_file x": "--validation_file has no effect without --eval_steps; add it",
+    "--max_eval_samples 9": "--max_eval_samples has no effect without --eval_steps; add it",
+    "--eval_steps 5 --validation_split_percentage 100": "leaves no row to train on; use 1 to 99",
+    "--eval_steps 5 --validation_split_percentage 9 --validation_file x": "has no effect beside --validation_file",
+    "--eval_steps 5 --validation_split_percentage 9 --streaming": "use --max_eval_samples",
     "--warmup_steps 3": "use --lr_scheduler_type constant_with_warmup",
     "--max_steps 3": "leaves no step to time",
     "--untimed_steps 1": "--untimed_steps: must be at least 2",
@@ -168,12 +176,14 @@ def test_every_flag_can_be_given(name):
         if field.metadata["choices"]
         else given_value[type(field.default)]
         if field.default is not None
-        else given_value["json" if name.endswith("kwargs") else str]
+        else given_value["json" if name.endswith("kwargs") else int if name == "eval_steps" else str]
     )
     if name == "gradient_checkpointing_kwargs":
         extra = ["--gradient_checkpointing"]
     if name in ("activation_memory_budget", "eager_run"):
         extra = ["--torch_compile"]
+    if name in ("validation_file", "validation_split_percentage", "max_eval_samples"):
+        extra = ["--eval_steps", "5"]
     environ = None
     if name == "sync_each_batch":
         extra, environ = ["--gradient_accumulation_steps", "2"], {"WORLD_SIZE": "2"}
