@@ -68,7 +68,7 @@ def test_names_are_made_from_what_is_studied():
     flags = ["--gradient_checkpointing", "--torch_compile", "--torch_compile_scope", "regional"]
     assert resolved(*flags, config=BF16).run_name == "bf16-ckpt-compile_regional"
     assert resolved("--model_type", "llama").run_name == "llama-fp32"
-    assert resolved(environ={"WORLD_SIZE": "2"}).run_name == "fp32-ddp-x2"
+    assert resolved(environ={"WORLD_SIZE": "2"}).run_name == "fp32-x2"
     assert resolved("--run_name", "mine").output_dir == "runs/mine"
 
 
