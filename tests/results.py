@@ -15,6 +15,7 @@ BASE = {
         "run_name": "base",
         "output_dir": "somewhere",
         "mixed_precision": "no",
+        "dtype": "float32",
         "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False,
         "torch_compile": False,
@@ -41,6 +42,7 @@ BASE = {
     },
     "evidence": {
         "compute_dtype": "float32",
+        "parameter_dtype": "float32",
         "gradient_scaler": False,
         "recomputed_blocks": 0,
         "compiled_graphs": 0,
@@ -82,6 +84,7 @@ EVIDENCE = {
         "bf16": {"compute_dtype": "bfloat16"},
         "fp16": {"compute_dtype": "float16", "gradient_scaler": True},
     },
+    "dtype": {"bfloat16": {"compute_dtype": "bfloat16", "parameter_dtype": "bfloat16"}},
     "gradient_checkpointing": {True: {"recomputed_blocks": 12}},
     "torch_compile": {True: {"compiled_graphs": 1, "compiled_parameters": 1.0}},
 }

@@ -176,6 +176,8 @@ def test_what_cannot_be_decided_says_why():
     [
         ({"mixed_precision": "bf16"}, {"compute_dtype": "float32"}),
         ({"mixed_precision": "fp16"}, {"gradient_scaler": False}),
+        ({"dtype": "bfloat16"}, {"compute_dtype": "float32"}),
+        ({"dtype": "bfloat16"}, {"parameter_dtype": "float32"}),
         ({"gradient_checkpointing": True}, {"recomputed_blocks": 0}),
         ({"torch_compile": True}, {"compiled_graphs": 0}),
         ({}, {"processes": 2}),

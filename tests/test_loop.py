@@ -7,7 +7,7 @@ of 1e-10 in a gradient that is mathematically zero (the bias of a key, say) move
 import math
 from types import SimpleNamespace
 
-from rungwise import cpu_matmul
+from rungwise import cpu_matmul, techniques
 from rungwise.data import build_dataloader
 from rungwise.loop import Diverged, train
 from rungwise.meter import StepMeter
@@ -219,3 +219,13 @@ def test_emulated_products_are_only_used_where_they_are_needed(fp32):
     else:
         train_tiny(tiny_settings("--max_steps", "4", config="accelerate_configs/fp16.yaml"))
         assert cpu_matmul._library is not None
+
+
+def test_pure_bf16_is_emulated_where_bf16_is(monkeypatch):
+    installed = []
+    monkeypatch.setattr(techniques, "native_precision", lambda device: ["fp32"])
+    monkeypatch.setattr(techniques.cpu_matmul, "install", lambda: installed.append(True))
+    techniques.build_accelerator(tiny_settings())
+    assert installed == []
+    techniques.build_accelerator(tiny_settings("--dtype", "bfloat16"))
+    assert installed == [True]

@@ -29,6 +29,12 @@ def test_changes_against_the_first_and_the_rung_before():
     assert [row["loss_vs_fp32"] for row in rows] == [None, 0.0, 0.0]
 
 
+def test_losses_are_compared_with_fp32_and_not_with_pure_bf16():
+    rows = table([rung("pure", dtype="bfloat16", losses=[4.0, 2.5]), rung("fp32", losses=[4.0, 2.0])])
+    assert [row["loss_vs_fp32"] for row in rows] == [0.5, None]
+    assert [row["loss_vs_fp32"] for row in table([rung("pure", dtype="bfloat16")])] == [None]
+
+
 def test_two_speeds_differ_only_where_their_spreads_lie_apart():
     slow, close, fast = rung("slow"), rung("close", step_ms=91.0), rung("fast", step_ms=80.0)
     rows = table([slow, close, fast])

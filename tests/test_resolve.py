@@ -106,6 +106,7 @@ BAD = {
     "--warmup_steps 3": "use --lr_scheduler_type constant_with_warmup",
     "--max_steps 3": "leaves no step to time",
     "--untimed_steps 1": "--untimed_steps: must be at least 2",
+    "--dtype float16": "--dtype: 'float16' does not exist",
     "--run_name a/b": "it names a folder",
     "--output_dir README.md": "--output_dir README.md: a file stands in the way",
     "--output_dir README.md/deeper": "a file stands in the way",
@@ -116,6 +117,16 @@ BAD = {
 def test_each_bad_flag_has_one_message_with_its_mend(line):
     found = problems(*line.split())
     assert len(found) == 1 and BAD[line] in found[0], found
+
+
+def test_pure_bf16_is_named_as_such_and_stands_without_autocast():
+    pure = resolved("--dtype", "bfloat16")
+    assert (pure.run_name, pure.mixed_precision, pure.precision) == ("pure_bf16", "no", "bf16")
+    assert resolved("--dtype", "bfloat16", "--gradient_checkpointing").run_name == "pure_bf16-ckpt"
+    assert (resolved().precision, resolved(config=BF16).precision) == ("no", "bf16")
+    [problem] = problems("--dtype", "bfloat16", config=BF16)
+    assert f"{BF16} says mixed_precision bf16" in problem and "use accelerate_configs/fp32.yaml" in problem
+    assert problems("--dtype", "float32", config=BF16) == []
 
 
 def test_all_problems_of_a_call_are_listed_together(config):

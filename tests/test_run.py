@@ -284,6 +284,8 @@ def test_the_settings_block_names_every_setting_and_its_origin():
     assert "no bf16 instructions" in text
     environment["native_precision"].append("bf16")
     assert "no bf16 instructions" not in settings_block(settings, environment)
+    environment["native_precision"] = ["fp32"]
+    assert "no bf16 instructions" in settings_block(tiny_settings("--dtype", "bfloat16"), environment)
 
 
 class Terminal:

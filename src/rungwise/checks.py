@@ -146,11 +146,11 @@ def _agrees(before: RungResult, after: RungResult) -> tuple[str, str, str]:
 
 
 def _equals(before: RungResult, after: RungResult) -> tuple[str, str, str]:
-    return _agree(before, after, STEP_1_ACCUMULATED[after.settings["mixed_precision"]], ALL_STEPS_ACCUMULATED)
+    return _agree(before, after, STEP_1_ACCUMULATED[after.precision], ALL_STEPS_ACCUMULATED)
 
 
 def _follows_eager(before: RungResult, after: RungResult) -> tuple[str, str, str]:
-    return _agree(before, after, STEP_1_COMPILED[after.settings["mixed_precision"]], ALL_STEPS_COMPILED)
+    return _agree(before, after, STEP_1_COMPILED[after.precision], ALL_STEPS_COMPILED)
 
 
 def _agree(before: RungResult, after: RungResult, step_1: float, all_steps: float) -> tuple[str, str, str]:
@@ -183,9 +183,11 @@ def _active(rung: RungResult) -> Check:
     wrong = []
     for result in rung.rounds:
         asked, seen = result["settings"], result["evidence"]
-        dtype = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}[asked["mixed_precision"]]
+        dtype = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}[rung.precision]
+        parameters = asked.get("dtype", "float32")
         expected = {
             "compute_dtype": seen.get("compute_dtype") == dtype,
+            "parameter_dtype": seen.get("parameter_dtype", parameters) == parameters,
             "gradient_scaler": seen.get("gradient_scaler") == (dtype == "float16"),
             "recomputed_blocks": (seen.get("recomputed_blocks", 0) > 0) == asked["gradient_checkpointing"],
             "compiled_graphs": (seen.get("compiled_graphs", 0) > 0) == asked["torch_compile"],
@@ -194,6 +196,7 @@ def _active(rung: RungResult) -> Check:
         wrong += [f"{name}: {seen.get(name)}" for name, right in expected.items() if not right]
     seen = rung.rounds[0]["evidence"]
     words = [seen["compute_dtype"]] if not wrong else []
+    words += ["pure"] * (rung.settings.get("dtype", "float32") != "float32")
     words += ["scaler"] * bool(seen.get("gradient_scaler"))
     words += [f"blocks recomputed: {seen['recomputed_blocks']}"] * bool(seen.get("recomputed_blocks"))
     words += [f"graphs compiled: {seen['compiled_graphs']}"] * bool(seen.get("compiled_graphs"))

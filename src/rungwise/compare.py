@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .result import read_result
+from .settings import compute_precision
 
 OWNERS = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
 # Settings that name a run and its place, or follow from others: two rungs that differ in them alone are the same.
@@ -69,6 +70,11 @@ class RungResult:
     @property
     def settings(self) -> dict[str, Any]:
         return self.rounds[0]["settings"]
+
+    @property
+    def precision(self) -> str:
+        """What its matrix products are computed in: no (fp32), bf16 or fp16."""
+        return compute_precision(self.settings["mixed_precision"], self.settings.get("dtype", "float32"))
 
     @property
     def ok(self) -> bool:
@@ -169,7 +175,7 @@ def _timeline(folder: Path) -> list[tuple[float, float]]:
 
 def reference(rungs: list[RungResult]) -> RungResult | None:
     """The rung whose loss the others are compared with: the first in fp32 that ran to its end."""
-    return next((rung for rung in rungs if rung.ok and rung.settings["mixed_precision"] == "no"), None)
+    return next((rung for rung in rungs if rung.ok and rung.precision == "no"), None)
 
 
 def pairs(

@@ -32,10 +32,10 @@ def settings_block(settings: Settings, environment: dict[str, Any]) -> str:
     lines += textwrap.wrap(
         f"defaults: {defaults}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
     )
-    if settings.mixed_precision not in ("no", *environment["native_precision"]):
+    if settings.precision not in ("no", *environment["native_precision"]):
         lines.append(
-            f"  This processor has no {settings.mixed_precision} instructions: memory and loss are those of "
-            f"{settings.mixed_precision}, the speed is not."
+            f"  This processor has no {settings.precision} instructions: memory and loss are those of "
+            f"{settings.precision}, the speed is not."
         )
     return "\n".join(lines)
 

@@ -124,9 +124,9 @@ def model_flops_per_row(config: PreTrainedConfig, block_size: int, frozen: bool 
     return None
 
 
-def matmul_flops_per_second(device: torch.device, mixed_precision: str, seconds: float = 0.3) -> float:
+def matmul_flops_per_second(device: torch.device, precision: str, seconds: float = 0.3) -> float:
     """The best rate of a square matrix multiply on this device in the run's dtype, in FLOPs a second."""
-    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[mixed_precision]
+    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     size = 1024 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)

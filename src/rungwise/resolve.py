@@ -119,6 +119,12 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
         problems.append(
             "--config_overrides changes random weights' config, --model_name_or_path has its own; drop one"
         )
+    if settings.dtype != "float32" and settings.mixed_precision != "no":
+        problems.append(
+            f"--dtype {settings.dtype} trains in {settings.dtype} throughout, {settings.config} says mixed_precision "
+            f"{settings.mixed_precision}, which is autocast over float32 parameters; "
+            "use accelerate_configs/fp32.yaml, or drop --dtype"
+        )
     if settings.train_file and settings.dataset_name:
         problems.append("--train_file and --dataset_name each name the data; give one")
     _check_rows(settings, problems)
@@ -221,7 +227,9 @@ def _derive(settings: Settings, origins: dict[str, str], problems: list[str]) ->
 
 def _made_name(settings: Settings) -> str:
     """A name that says what is studied: precision, accumulation, techniques, model."""
-    parts = [{"no": "fp32"}.get(settings.mixed_precision, settings.mixed_precision)]
+    parts = [{"no": "fp32"}.get(settings.precision, settings.precision)]
+    if settings.dtype != "float32":
+        parts[0] = f"pure_{parts[0]}"
     if settings.gradient_accumulation_steps > 1:
         parts.append(f"accum{settings.gradient_accumulation_steps}")
     if settings.gradient_checkpointing:

@@ -103,7 +103,7 @@ class Run:
         self.memory = MemoryMeter(device)
         self.meter = StepMeter(device, self.memory, settings.untimed_steps)
         self.record.environment = describe(device)
-        self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.mixed_precision)
+        self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.precision)
         if _is_main():
             print(console.settings_block(settings, self.record.environment), flush=True)
             config = {**settings.as_dict(), "origins": settings.origins, "environment": self.record.environment}

@@ -15,6 +15,8 @@ SCHEDULERS = (
     "polynomial",
     "inverse_sqrt",
 )
+# Of the parameters: fp32 master weights, or all of training in bf16.
+DTYPES = ("float32", "bfloat16")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 CHECKPOINTING_KWARGS = {"use_reentrant": bool, "every_n_layers": int, "offload": bool}
 
@@ -29,6 +31,11 @@ def _derived(default: Any, text: str) -> Any:
     return field(default=default, metadata={"group": None, "help": text})
 
 
+def compute_precision(mixed_precision: str, dtype: str) -> str:
+    """What matrix products are computed in: autocast's precision, or without it the parameters' own."""
+    return "bf16" if dtype == "bfloat16" else mixed_precision
+
+
 @dataclass(frozen=True)
 class Settings:
     """Every resolved setting of one training run. A field with a group is a flag of the same name."""
@@ -40,6 +47,9 @@ class Settings:
     model_type: str | None = _flag(None, "model", "random weights from the default config of this family, as in llama")
     config_overrides: str | None = _flag(None, "model", "changes to the config, as in n_layer=2,n_embd=64")
     attn_implementation: str | None = _flag(None, "model", "eager, sdpa, flash_attention_2, ...")
+    dtype: str = _flag(
+        "float32", "model", "dtype of the parameters; bfloat16 is pure bf16, optimizer included", choices=DTYPES
+    )
 
     dataset_name: str | None = _flag(
         None, "data", "python-stdlib, synthetic, or a Hub or local dataset [python-stdlib]"
@@ -132,6 +142,11 @@ class Settings:
     num_processes: int = _derived(1, "processes, as launched")
     micro_batch_size: int = _derived(16, "rows a process runs forward and backward at a time")
     origins: dict[str, str] = field(default_factory=dict, metadata={"group": None}, compare=False)
+
+    @property
+    def precision(self) -> str:
+        """What matrix products are computed in: no (fp32), bf16 or fp16."""
+        return compute_precision(self.mixed_precision, self.dtype)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, without where they came from."""
