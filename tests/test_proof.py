@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from rungwise.memory import optimizer_state_bytes, tensor_bytes
 from rungwise.models import build_model
 from rungwise.proof import InactiveTechnique, has_dropout
 from rungwise.techniques import UnavailableTechnique
@@ -16,7 +17,8 @@ def run(*flags, config="accelerate_configs/fp32.yaml"):
 
 
 CASES = {
-    "bf16": ({"mixed_precision": "bf16"}, "mixed_precision bf16 was asked for, the model computed in neither"),
+    "bf16": ({"mixed_precision": "bf16"}, "mixed_precision bf16 was asked for, the model computed in float32"),
+    "pure bf16": ({"dtype": "bfloat16"}, "dtype bfloat16 was asked for, the model computed in float32"),
     "fp16": ({"mixed_precision": "fp16"}, "without a gradient scaler"),
     "checkpointing": ({"gradient_checkpointing": True}, "blocks that were recomputed: 0"),
     "compile": ({"torch_compile": True}, "no graph was compiled"),
@@ -48,7 +50,7 @@ def test_the_baseline_is_shown_to_be_plain():
     trained = run("--gradient_checkpointing", config="accelerate_configs/bf16.yaml")
     baseline = dataclasses.replace(trained.proof.settings, mixed_precision="no", gradient_checkpointing=False)
     trained.proof.settings = baseline
-    with pytest.raises(InactiveTechnique, match=r"computed in torch.bfloat16.*were recomputed: 8"):
+    with pytest.raises(InactiveTechnique, match=r"computed in bfloat16.*were recomputed: 8"):
         trained.proof.check(trained.accelerator)
 
 
@@ -56,6 +58,7 @@ def test_evidence():
     trained = run("--gradient_checkpointing", config="accelerate_configs/bf16_accum4.yaml")
     assert trained.proof.check(trained.accelerator) == {
         "compute_dtype": "bfloat16",
+        "parameter_dtype": "float32",
         "gradient_scaler": False,
         "recomputed_blocks": 2 * 4 * 4,
         "compiled_graphs": 0,
@@ -66,6 +69,27 @@ def test_evidence():
         "engine": "none",
         "distributed_type": "NO",
     }
+
+
+def test_pure_bf16_is_not_autocast_nor_the_other_way_round():
+    pure = run("--dtype", "bfloat16")
+    evidence = pure.proof.check(pure.accelerator)
+    assert (evidence["compute_dtype"], evidence["parameter_dtype"]) == ("bfloat16", "bfloat16")
+    pure.proof.settings = dataclasses.replace(pure.proof.settings, dtype="float32", mixed_precision="bf16")
+    with pytest.raises(InactiveTechnique, match="parameters in float32 were asked for, they are in bfloat16"):
+        pure.proof.check(pure.accelerator)
+
+
+def test_pure_bf16_halves_parameters_gradients_and_optimizer_state():
+    """All but AdamW's step counts, one fp32 number a parameter."""
+    full, half = run(), run("--dtype", "bfloat16")
+    counts = 4 * len(list(full.model.parameters()))
+    assert 2 * tensor_bytes(half.model.parameters()) == tensor_bytes(full.model.parameters())
+    state = optimizer_state_bytes(half.optimizer), optimizer_state_bytes(full.optimizer)
+    assert 2 * (state[0] - counts) == state[1] - counts
+    half.model(input_ids=torch.zeros(1, 32, dtype=torch.long)).logits.sum().backward()
+    assert {p.grad.dtype for p in half.model.parameters()} == {torch.bfloat16}
+    assert half.losses == pytest.approx(full.losses, rel=4 * 2**-9)
 
 
 def test_a_model_that_ignores_what_to_divide_by_is_refused():

@@ -1,5 +1,6 @@
 """Shows that each technique that was asked for took part in the first optimizer step. No label without the thing."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .techniques import checkpointed_blocks
 
 # With less of the compiled modules' parameters in compiled code, most of the model fell back to eager.
 LEAST_COMPILED = 0.5
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class InactiveTechnique(RuntimeError):
@@ -52,6 +53,9 @@ class Proof:
     def _attach(self, model: PreTrainedModel) -> None:
         head = model.get_output_embeddings() or [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
         self._hooks.append(head.register_forward_hook(self._note_dtype))
+        # Experts give back the dtype that they were given; what they compute in shows inside.
+        activations = (getattr(m, "act_fn", None) for m in model.modules() if type(m).__name__.endswith("Experts"))
+        self._hooks += [a.register_forward_hook(self._note_dtype) for a in activations if isinstance(a, nn.Module)]
         self._hooks.append(model.register_forward_pre_hook(lambda *_: self._enter(True)))
         self._hooks.append(model.register_forward_hook(lambda *_: self._enter(False)))
         for block in checkpointed_blocks(model):
@@ -67,6 +71,29 @@ class Proof:
     def _note_recompute(self, *_: Any) -> None:
         # A part of the model that runs after the model's forward has ended is run by the backward pass.
         self.recomputed_blocks += not self._in_forward
+
+    def _parameter_dtype(self) -> str:
+        """The dtype of most parameters: a model may keep a few in fp32."""
+        counts: Counter[torch.dtype] = Counter()
+        for parameter in self._model.parameters():
+            counts[parameter.dtype] += parameter.numel()
+        return _name(counts.most_common(1)[0][0])
+
+    def _why_another_precision(self) -> list[str]:
+        """What is wrong with the dtypes of the products and the parameters, if anything."""
+        asked = self.settings
+        wanted = DTYPES[asked.precision]
+        # A compiled graph has fp32 values beside its products in any case.
+        known = {dtype for dtype in DTYPES.values() if not (self.compiled and dtype == torch.float32)}
+        computed, parameters = self.dtypes & known, self._parameter_dtype()
+        found = []
+        if computed != {wanted} & known:
+            what = f"mixed_precision {asked.mixed_precision}" if asked.dtype == "float32" else f"dtype {asked.dtype}"
+            seen = ", ".join(sorted(map(_name, computed))) or "neither bf16 nor fp16"
+            found.append(f"{what} was asked for, the model computed in {seen}")
+        if parameters != asked.dtype:
+            found.append(f"parameters in {asked.dtype} were asked for, they are in {parameters}")
+        return found
 
     def _engine(self, accelerator: Accelerator) -> str:
         """What keeps the processes' weights alike after a step on rows of their own: FSDP2, DDP or none."""
@@ -99,14 +126,7 @@ class Proof:
         if self.compiled:
             self.dtypes = self.compiled.dtypes
             self.recomputed_blocks = self.compiled.recomputed_blocks
-        missing = []
-        dtype = DTYPES.get(self.settings.mixed_precision)
-        found = {dtype for dtype in self.dtypes if dtype in DTYPES.values()}
-        if found != ({dtype} if dtype else set()):
-            seen = ", ".join(sorted(str(dtype) for dtype in found)) or "neither bf16 nor fp16"
-            missing.append(
-                f"mixed_precision {self.settings.mixed_precision} was asked for, the model computed in {seen}"
-            )
+        missing = self._why_another_precision()
         scaled = accelerator.scaler is not None and accelerator.scaler.is_enabled()
         if scaled != (self.settings.mixed_precision == "fp16"):
             missing.append("fp16 was asked for without a gradient scaler" if not scaled else "a scaler without fp16")
@@ -146,7 +166,8 @@ class Proof:
         if missing:
             raise InactiveTechnique("; ".join(missing))
         return {
-            "compute_dtype": str(dtype or torch.float32).removeprefix("torch."),
+            "compute_dtype": _name(DTYPES[self.settings.precision]),
+            "parameter_dtype": self._parameter_dtype(),
             "gradient_scaler": scaled,
             "recomputed_blocks": self.recomputed_blocks,
             "compiled_graphs": self.compiled.graphs if self.compiled else 0,
@@ -157,3 +178,7 @@ class Proof:
             "engine": engine,
             "distributed_type": accelerator.distributed_type.value,
         }
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

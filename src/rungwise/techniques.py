@@ -5,6 +5,7 @@ No other place knows.
 
 import importlib.util
 import inspect
+import logging
 import os
 import warnings
 
@@ -21,7 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from . import cpu_matmul
+from . import autocast, cpu_matmul
 from .compiler import CompileRecord
 from .environment import native_precision
 from .settings import Settings
@@ -43,8 +44,11 @@ def build_accelerator(settings: Settings) -> Accelerator:
     use_cpu = device_type(settings) == "cpu"
     if use_cpu:
         _use_all_cores()
-        if settings.mixed_precision not in ("no", *native_precision(torch.device("cpu"))):
+        # Models with kernels of their own, as Mamba 2, advise to install them; none of them runs on a CPU.
+        logging.getLogger("transformers.integrations.hub_kernels").addFilter(_not_about_kernels)
+        if settings.precision not in ("no", *native_precision(torch.device("cpu"))):
             cpu_matmul.install()
+    autocast.install()
     sharding = _sharding(settings)
     accelerator = Accelerator(
         cpu=use_cpu,
@@ -128,6 +132,10 @@ def device_type(settings: Settings) -> str:
     return device.type
 
 
+def _not_about_kernels(record: logging.LogRecord) -> bool:
+    return "is falling back to its reference PyTorch implementation" not in record.getMessage()
+
+
 def _use_all_cores() -> None:
     """Shares the cores among this machine's processes.
 
@@ -154,7 +162,9 @@ def apply_checkpointing(model: PreTrainedModel, settings: Settings, device: torc
     # Transformers renamed the method; older 5.x releases only have the first name.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     if not model.supports_gradient_checkpointing:
-        raise UnavailableTechnique(f"{type(model).__name__} does not support gradient checkpointing")
+        raise UnavailableTechnique(
+            f"{type(model).__name__} does not support gradient checkpointing; leave --gradient_checkpointing out"
+        )
     if own.get("offload") and device.type == "cpu":
         raise UnavailableTechnique("offload moves activations from an accelerator to the host; this run is on the CPU")
     unknown = [name for name in own if name not in inspect.signature(enable).parameters]
@@ -164,6 +174,10 @@ def apply_checkpointing(model: PreTrainedModel, settings: Settings, device: torc
             "install a newer one, or leave it out"
         )
     enable(options, **own)
+    if not checkpointed_blocks(model):
+        raise UnavailableTechnique(
+            f"{type(model).__name__} has no block that Transformers can checkpoint; leave --gradient_checkpointing out"
+        )
 
 
 def apply_lora(model: PreTrainedModel, settings: Settings) -> nn.Module:
