@@ -1,5 +1,7 @@
 """The model: what is built, and what is refused before anything is."""
 
+import dataclasses
+
 from rungwise import models
 from rungwise.models import build_model, default_config, load_config, save_model
 from rungwise.techniques import build_accelerator
@@ -44,6 +46,9 @@ def test_weights_saved_in_bf16_become_fp32_masters(tmp_path):
     model = build_model(settings)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert torch.equal(model.lm_head.weight, saved.lm_head.weight.float())
+    pure = build_model(dataclasses.replace(settings, dtype="bfloat16"))
+    assert {p.dtype for p in pure.parameters()} == {torch.bfloat16}
+    assert torch.equal(pure.lm_head.weight, saved.lm_head.weight)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

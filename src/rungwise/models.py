@@ -1,4 +1,4 @@
-"""The model: a small GPT-2 by default, or any causal LM by name. Parameters are fp32 master weights."""
+"""The model: a small GPT-2 by default, or any causal LM by name. Parameters are fp32 master weights by default."""
 
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,27 @@ def load_config(settings: Settings) -> PreTrainedConfig:
     else:
         config = default_config()
     if settings.config_overrides:
-        config.update_from_string(settings.config_overrides)
+        config = _overridden(config, settings)
     # A key-value cache serves generation; in training it only holds memory.
     config.use_cache = False
+    return config
+
+
+def _overridden(config: PreTrainedConfig, settings: Settings) -> PreTrainedConfig:
+    """The config with `--config_overrides`, and without special tokens that then lie outside its vocabulary."""
+    overrides = settings.config_overrides
+    config.update_from_string(overrides)
+    changes = {name: getattr(config, name) for name in (pair.partition("=")[0] for pair in overrides.split(","))}
+    vocab_size = getattr(config, "vocab_size", None)
+    for name, value in config.to_dict().items():
+        special = name.endswith("_token_id") and name not in changes and isinstance(value, int)
+        if special and vocab_size is not None and value >= vocab_size:
+            changes[name] = None
+    if settings.model_type:
+        # Made anew: sizes that follow from others, as the heads of keys from all heads, follow from the new ones.
+        return type(config)(**changes)
+    for name, value in changes.items():
+        setattr(config, name, value)
     return config
 
 
@@ -76,6 +94,12 @@ def problems(settings: Settings) -> list[str]:
             f"--block_size {settings.block_size} is longer than the model's {positions} positions; "
             f"use --block_size {positions} or less"
         )
+    if getattr(config, "output_router_logits", False):
+        mend = f"false in {settings.model_name_or_path}/config.json" if settings.model_name_or_path else "false"
+        found.append(
+            "output_router_logits is true: each micro-batch would add a loss of its router, which is no sum over "
+            f"tokens, so that accumulation would train another model; set output_router_logits={mend}"
+        )
     if settings.attn_implementation:
         try:
             with torch.device("meta"):
@@ -86,18 +110,18 @@ def problems(settings: Settings) -> list[str]:
 
 
 def build_model(settings: Settings) -> PreTrainedModel:
-    """Builds or loads the model with fp32 parameters, whatever dtype they were saved in.
+    """Builds or loads the model with parameters of `settings.dtype`, whatever dtype they were saved in.
 
-    Under bf16 or fp16 autocast the small updates of AdamW would be lost in half-precision parameters.
+    That is fp32 by default: the small updates of AdamW get lost in half-precision parameters.
     """
-    config = load_config(settings)
+    config, dtype = load_config(settings), getattr(torch, settings.dtype)
     attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
     if settings.model_name_or_path:
         model = AutoModelForCausalLM.from_pretrained(
-            settings.model_name_or_path, config=config, dtype=torch.float32, **attention
+            settings.model_name_or_path, config=config, dtype=dtype, **attention
         )
     else:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     model.loss_function = CausalLMLoss()
     return model
 
