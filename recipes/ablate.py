@@ -10,8 +10,8 @@ To train your own model on your own data, copy this file and change the lines th
 from collections.abc import Sequence
 from pathlib import Path
 
-from rungwise.data import build_dataloader, build_dataset
-from rungwise.loop import train
+from rungwise.data import build_dataloader, build_datasets, build_eval_dataloader
+from rungwise.loop import evaluate, train
 from rungwise.models import build_model, save_model
 from rungwise.run import Run, configure, exit_on_problems
 from rungwise.techniques import apply_checkpointing, apply_compile, apply_lora, build_accelerator, build_optimizer
@@ -24,11 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one rung; returns the exit code."""
     settings = configure(argv, description=__doc__)
     with exit_on_problems():
-        dataset = build_dataset(settings)  # rows of block_size tokens
+        rows, held_out = build_datasets(settings)  # of block_size tokens
     with Run(settings) as run:
         accelerator = run.start(build_accelerator(settings))
         set_seed(settings.seed)
-        dataloader = build_dataloader(dataset, settings)
+        dataloader = build_dataloader(rows, settings)
+        if held_out is not None:
+            held_out = accelerator.prepare_data_loader(build_eval_dataloader(held_out, settings))
         with run.building():
             model = build_model(settings)  # fp32 master weights
             apply_checkpointing(model, settings, accelerator.device)
@@ -53,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for step in steps:
             run.log(step)
+            if held_out is not None and step.number % settings.eval_steps == 0:
+                with run.evaluating() as log:
+                    log(evaluate(accelerator, model, held_out))
             run.save_checkpoint(scheduler)
         if settings.save_model:
             save_model(accelerator, model, Path(settings.output_dir) / "model")

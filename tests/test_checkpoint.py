@@ -2,23 +2,18 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 from rungwise import checkpoint
 from rungwise.loop import Step
 from rungwise.run import check
 
+import ablate
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from conftest import ROOT
 from harness import MODEL, TINY, largest_difference, tiny_settings
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(ROOT / "recipes"))
-
-import ablate
 
 DROPOUT = f"{MODEL},resid_pdrop=0.1,attn_pdrop=0.1"
 CASES = {

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch.optim.lr_scheduler import LRScheduler
 
 from .loop import Step
+from .result import Record
 from .settings import Settings
 
 LATEST = "latest"
@@ -38,13 +39,9 @@ FREE = (
 )
 
 
-def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, settings: Settings, steps: list[Step]) -> Path:
-    """Saves `<output_dir>/checkpoint-N` after step N, whole or not at all. Call it in every process.
-
-    Returns:
-        The folder.
-    """
-    target = Path(settings.output_dir) / f"checkpoint-{steps[-1].number}"
+def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Record) -> None:
+    """Saves `<output_dir>/checkpoint-N` after step N, whole or not at all. Call it in every process."""
+    target = Path(record.settings.output_dir) / f"checkpoint-{record.steps[-1].number}"
     # A process that is killed while it writes leaves a folder that nobody takes for a checkpoint.
     partial = target.with_name(f"{target.name}.partial")
     if accelerator.is_main_process:
@@ -53,31 +50,33 @@ def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, settings: 
     accelerator.save_state(str(partial), safe_serialization=True)
     if accelerator.is_main_process:
         content = {
-            "settings": settings.as_dict(),
+            "settings": record.settings.as_dict(),
             "scheduler": scheduler.state_dict(),
-            "steps": [dataclasses.asdict(step) for step in steps],
+            "steps": [dataclasses.asdict(step) for step in record.steps],
+            "evaluations": record.evaluations,
         }
         (partial / STEPS).write_text(json.dumps(content), encoding="utf-8")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
-    return target
 
 
-def load_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, settings: Settings) -> list[Step]:
+def load_checkpoint(
+    accelerator: Accelerator, scheduler: LRScheduler, settings: Settings
+) -> tuple[list[Step], list[dict[str, float]]]:
     """Puts model, optimizer, scaler, scheduler and random numbers back to where a checkpoint left them.
 
     Returns:
-        The steps that were taken by then; none if no checkpoint was asked for.
+        The steps that were taken by then, and the evaluations; none if no checkpoint was asked for.
     """
     folder = find_checkpoint(settings)
     if folder is None:
-        return []
+        return [], []
     accelerator.load_state(str(folder))
     content = _read(folder)
     scheduler.load_state_dict(content["scheduler"])
-    return [Step(**step) for step in content["steps"]]
+    return [Step(**step) for step in content["steps"]], content["evaluations"]
 
 
 def find_checkpoint(settings: Settings) -> Path | None:

@@ -9,7 +9,8 @@ import shutil
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ class CompileRecord:
 
         callback.on_compile_start(self._start)
         callback.on_compile_end(self._end)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leaves out what is compiled inside: it is not the training's."""
+        from torch._dynamo.utils import graph_break_reasons, guard_failures
+
+        counts = (self.graphs, self.compilations, self.recompiles, self.seconds)
+        breaks, failures = list(graph_break_reasons), {code: list(found) for code, found in guard_failures.items()}
+        yield
+        self.graphs, self.compilations, self.recompiles, self.seconds = counts
+        graph_break_reasons[:] = breaks
+        guard_failures.clear()
+        guard_failures.update(failures)
 
     def _start(self, about: Any) -> None:
         self._started = time.perf_counter()

@@ -60,6 +60,14 @@ class Progress:
             text = f"step {step.number:>{len(str(self.max_steps))}}/{self.max_steps}  loss {step.loss:.4f}"
             print(f"{text}  {1000 * step.seconds:,.0f} ms{note}", file=self.stream, flush=True)
 
+    def show_evaluation(self, step: int, loss: float) -> None:
+        """Shows the loss of held-out rows."""
+        line = f"  held-out loss after step {step}: {loss:.4f}"
+        if self.bar is not None:
+            self.bar.write(line, file=self.stream)
+        else:
+            print(line, file=self.stream, flush=True)
+
     def resume(self, done: int) -> None:
         """Starts after the steps that a checkpoint has behind it."""
         print(f"  goes on after step {done}", file=self.stream, flush=True)
@@ -99,6 +107,9 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
         )
     if loss.get("trajectory"):
         lines += _row("loss", f"{loss['first']:.4f} at step 1, {loss['last']:.4f} at step {len(loss['trajectory'])}")
+    if loss.get("eval"):
+        last = loss["eval"][-1]
+        lines += _row("held-out", f"loss {last['loss']:.4f} after step {last['step']}")
     lines += _row("files", str(Path(result["settings"]["output_dir"]) / "result.json"))
     for line in where:
         lines += _row("tracker", line)

@@ -31,6 +31,7 @@ class Record:
     memory: dict[str, float | None] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    evaluations: list[dict[str, float]] = field(default_factory=list)
     # Kept up to date by `add`: summing over all steps at each step would make long runs slow.
     tokens: int = 0
     skipped_steps: int = 0
@@ -84,9 +85,15 @@ class Record:
         """The losses of the steps that changed the weights: all but those that fp16 skipped."""
         return [step.loss for step in self.steps if not step.skipped]
 
+    def _loss(self) -> dict[str, Any]:
+        losses = [step.loss for step in self.steps]
+        if not losses:
+            return {}
+        found = {"first": losses[0], "last": losses[-1], "trajectory": losses, "updates": self._updates()}
+        return found | ({"eval": self.evaluations} if self.evaluations else {})
+
     def as_dict(self) -> dict[str, Any]:
         """The run as it stands in `result.json`."""
-        losses = [step.loss for step in self.steps]
         return plain(
             {
                 "schema": SCHEMA,
@@ -97,9 +104,7 @@ class Record:
                 "origins": self.settings.origins,
                 "environment": self.environment,
                 "evidence": self.evidence,
-                "loss": {"first": losses[0], "last": losses[-1], "trajectory": losses, "updates": self._updates()}
-                if losses
-                else {},
+                "loss": self._loss(),
                 "throughput": self._throughput(),
                 "memory": self.memory,
                 "compile": self.compile,

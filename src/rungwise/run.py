@@ -5,8 +5,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
@@ -148,9 +148,27 @@ class Run:
                 file.write(json.dumps({"step": step.number, **plain(row)}) + "\n")
             self.tracker.log(row, step=step.number)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[[float], None]]:
+        """Around an evaluation after the last logged step; yields what keeps its loss.
+
+        What it compiles, for a model in evaluation mode, is no part of training.
+        """
+        step = self.record.steps[-1].number
+
+        def log(loss: float) -> None:
+            with self.signals.whole():
+                self.record.evaluations.append({"step": step, "loss": loss})
+                if _is_main():
+                    self.tracker.log({"eval/loss": loss}, step=step)
+                    self.progress.show_evaluation(step, loss)
+
+        with self.compiled.aside() if self.compiled else nullcontext():
+            yield log
+
     def resume(self, scheduler: LRScheduler) -> int:
         """Goes on from the checkpoint that was asked for, if any. Returns how many steps it has behind it."""
-        steps = checkpoint.load_checkpoint(self.accelerator, scheduler, self.settings)
+        steps, self.record.evaluations = checkpoint.load_checkpoint(self.accelerator, scheduler, self.settings)
         with self.signals.whole():
             for step in steps:
                 self._keep(step)
@@ -162,7 +180,7 @@ class Run:
         """Saves a checkpoint after the last logged step, if it is time for one."""
         every = self.settings.checkpointing_steps
         if every and len(self.record.steps) % every == 0:
-            checkpoint.save_checkpoint(self.accelerator, scheduler, self.settings, self.record.steps)
+            checkpoint.save_checkpoint(self.accelerator, scheduler, self.record)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
