@@ -1,0 +1,160 @@
+"""Every family of models through every technique, small and with random weights."""
+
+import logging
+from pathlib import Path
+
+from rungwise import models
+from rungwise.families import FAMILIES
+from rungwise.result import read_result
+
+import ablate
+import families
+import pytest
+import torch
+from families import Cell, judge, write_section
+from harness import tiny_settings, train_tiny
+from results import result
+from transformers import AutoModelForCausalLM
+
+BF16_ACCUM4 = "accelerate_configs/bf16_accum4.yaml"
+STEPS = ["--max_steps", "3", "--untimed_steps", "2", "--global_batch_size", "8"]
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+
+
+class Kept(logging.Handler):
+    """Keeps what a library would say on the terminal."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """In models this small, threads do little but wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def said():
+    handler, logger = Kept(), logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield handler.messages
+    logger.removeHandler(handler)
+
+
+@every_family
+def test_all_techniques_together_are_active_and_quiet(family, said):
+    settings = tiny_settings(*family.flags, *STEPS, "--gradient_checkpointing", config=BF16_ACCUM4)
+    assert models.problems(settings) == []
+    trained = train_tiny(settings)
+    evidence = trained.proof.check(trained.accelerator)
+    assert type(trained.model).__name__ == family.model_class
+    assert (evidence["compute_dtype"], evidence["parameter_dtype"]) == ("bfloat16", "float32")
+    assert evidence["recomputed_blocks"] == 3 * 4 * trained.model.config.num_hidden_layers
+    assert said == []
+
+
+@every_family
+def test_four_micro_batches_equal_one_big_batch(family):
+    """In fp32, to 1e-6 of each loss, some ten units of rounding: experts, windows and scans see rows one by one."""
+    big = train_tiny(tiny_settings(*family.flags, *STEPS))
+    split = train_tiny(tiny_settings(*family.flags, *STEPS, "--gradient_accumulation_steps", "4"))
+    assert split.losses == pytest.approx(big.losses, rel=1e-6)
+
+
+def test_compiled_llama_equals_eager(tmp_path):
+    llama = next(family for family in FAMILIES if family.name == "Llama")
+    flags = ["--torch_compile", "--torch_compile_cache_dir", str(tmp_path)]
+    compiled = train_tiny(tiny_settings(*llama.flags, *STEPS, *flags))
+    compiled.proof.check(compiled.accelerator)
+    notes = compiled.compiled.result()
+    assert (notes["graphs"], notes["graph_breaks"], notes["recompiles"]) == (1, 0, 0)
+    assert compiled.losses == pytest.approx(train_tiny(tiny_settings(*llama.flags, *STEPS)).losses, rel=1e-5)
+
+
+def test_a_model_that_cannot_be_checkpointed_is_skipped(tmp_path):
+    tiny = ["--model_type", "openai-gpt", "--config_overrides", "vocab_size=256,n_embd=32,n_layer=2,n_head=2"]
+    flags = [*STEPS, "--block_size", "32", "--dataset_name", "synthetic", "--report_to", "none"]
+    config = ["--config", "accelerate_configs/fp32_cpu.yaml", "--output_dir", str(tmp_path)]
+    assert ablate.main([*config, *tiny, *flags, "--gradient_checkpointing"]) == 1
+    found = read_result(tmp_path)
+    assert (found["status"], found["loss"]) == ("skipped", {})
+    assert found["reason"] == (
+        "OpenAIGPTLMHeadModel does not support gradient checkpointing; leave --gradient_checkpointing out"
+    )
+
+
+def test_a_cell_is_ok_only_if_the_losses_follow():
+    baseline = result(losses=[4.0, 3.0])
+    assert judge("accumulation", result(losses=[4.0, 3.0]), baseline).text == "ok"
+    assert judge("accumulation", result(losses=[4.0, 3.001]), baseline).text.startswith("failed: losses are 3.3e-04")
+    assert judge("bf16", result(losses=[4.01, 3.1]), baseline).text == "ok"
+    assert judge("bf16", result(losses=[4.1, 3.0]), baseline).text.startswith("failed: losses are 2.5e-02")
+    compiled = result(losses=[4.0, 3.0], torch_compile=True)
+    assert judge("compile", compiled, baseline).text == "ok: 1 graph, 0 graph breaks"
+    assert judge("compile", result(status="skipped", reason="why\nso"), baseline).text == "skipped: why so"
+    assert judge("compile", result(status="diverged", reason="nan"), baseline).text == "failed: nan"
+
+
+def test_the_table_goes_between_its_markers(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("before\n<!-- families -->\nold\n<!-- /families -->\nafter\n", encoding="utf-8")
+    write_section(path, "a | \\1 | b")
+    assert path.read_text() == "before\n<!-- families -->\na | \\1 | b\n<!-- /families -->\nafter\n"
+    path.write_text("nothing", encoding="utf-8")
+    with pytest.raises(ValueError, match="add the lines <!-- families --> and <!-- /families -->"):
+        write_section(path, "")
+
+
+def test_the_table_that_is_shipped_is_of_these_families():
+    text = Path("recipes/README.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- families -->")[2].partition("<!-- /families -->")[0]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert rows == [family.name for family in FAMILIES]
+    assert "failed" not in table
+    assert families.render({FAMILIES[0]: dict.fromkeys(families.TECHNIQUES, Cell("ok"))}, {}, 1.0).count("| ok |") > 0
+
+
+def test_sizes_that_follow_from_others_follow_the_overrides():
+    """A Llama of two heads has two heads of keys, not the 32 of the default config."""
+    overrides = "vocab_size=256,hidden_size=32,num_attention_heads=2"
+    config = models.load_config(tiny_settings("--model_type", "llama", "--config_overrides", overrides))
+    assert (config.num_key_value_heads, config.head_dim) == (2, 16)
+
+
+def test_special_tokens_outside_the_vocabulary_are_cleared():
+    settings = tiny_settings("--model_type", "phi3", "--config_overrides", "vocab_size=256")
+    config = models.load_config(settings)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, None, None)
+    kept = tiny_settings("--model_type", "phi3", "--config_overrides", "vocab_size=256,pad_token_id=7")
+    assert models.load_config(kept).pad_token_id == 7
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_a_router_loss_is_off_and_refused(model_type):
+    """It is a mean over each micro-batch, which Transformers adds to the loss as it is."""
+    family = next(family for family in FAMILIES if family.model_type == model_type)
+    overrides = family.config_overrides
+    assert (
+        models.load_config(tiny_settings(config_overrides=overrides, model_type=model_type)).output_router_logits
+        is False
+    )
+    asked = tiny_settings(config_overrides=f"{overrides},output_router_logits=true", model_type=model_type)
+    [problem] = models.problems(asked)
+    assert "output_router_logits is true" in problem and "set output_router_logits=false" in problem
+
+
+def test_a_checkpoint_with_a_router_loss_is_told_where_to_mend_it(tmp_path):
+    family = next(family for family in FAMILIES if family.model_type == "mixtral")
+    config = models.load_config(tiny_settings(*family.flags))
+    config.output_router_logits = True
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    [problem] = models.problems(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path)))
+    assert f"set output_router_logits=false in {tmp_path}/config.json" in problem
