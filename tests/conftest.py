@@ -30,6 +30,9 @@ hypothesis.settings.load_profile("rungwise")
 
 ROOT = Path(__file__).parent.parent
 
+# In models as small as the tests', threads do little but wait for one another.
+torch.set_num_threads(1)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():

@@ -10,7 +10,6 @@ from rungwise.result import read_result
 import ablate
 import families
 import pytest
-import torch
 from families import Cell, judge, write_section
 from harness import tiny_settings, train_tiny
 from results import result
@@ -30,15 +29,6 @@ class Kept(logging.Handler):
 
     def emit(self, record):
         self.messages.append(record.getMessage())
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """In models this small, threads do little but wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -207,8 +207,9 @@ class Run:
             if self.exit_code == 1 and record.status == "failed":
                 # A fault nobody foresaw: its place in the code is what its reader needs.
                 traceback.print_exception(error)
-            record.write(self.folder)
-            self._write_timeline()
+            with self.signals.whole():
+                record.write(self.folder)
+                self._write_timeline()
             self.tracker.summary(record.summary())
             where = self.tracker.finish(failed=self.exit_code != 0)
             print(console.summary_block(record.as_dict(), where), flush=True)
