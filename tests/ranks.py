@@ -63,8 +63,8 @@ for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
 train("fsdp2-accum4-keep", *ACCUMULATED, "--fsdp_reshard_after_forward", "false", config=FSDP)
 for precision in ("bf16", "fp16"):
     train(f"fsdp2-{precision}", config=FSDP, mixed_precision=precision)
-for engine, config, scope in (("ddp", DDP, "model"), ("fsdp2", FSDP, "regional")):
-    compiling = ("--torch_compile", "--torch_compile_scope", scope, "--torch_compile_cache_dir", sys.argv[2])
+for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
+    compiling = ("--torch_compile", "--torch_compile_scope", "regional", "--torch_compile_cache_dir", sys.argv[2])
     trained = train(f"{engine}-compiled", "--gradient_accumulation_steps", "2", *compiling, config=config)
     assert trained.compiled.recompiles == 0
     trained.compiled.close()

@@ -30,7 +30,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def compiled(cache):
+def compiled(cache, tmp_path_factory):
     """One compiled run, whole model, bf16, accumulated and checkpointed."""
     settings = tiny_settings(*FLAGS, "--torch_compile_cache_dir", cache, config=BF16)
     with pytest.MonkeyPatch.context() as patch:
@@ -40,6 +40,8 @@ def compiled(cache):
     trained.evidence = trained.proof.check(trained.accelerator)
     trained.notes = trained.compiled.result()
     trained.compiled.close()
+    trained.folder = tmp_path_factory.mktemp("saved")
+    save_model(trained.accelerator, trained.prepared, trained.folder)
     return trained
 
 
@@ -71,9 +73,8 @@ def test_compiled_training_equals_eager(compiled):
     assert compiled.losses == pytest.approx(eager.losses, abs=2e-3)
 
 
-def test_a_model_that_was_compiled_is_saved_as_any_other(compiled, tmp_path):
-    save_model(compiled.accelerator, compiled.prepared, tmp_path)
-    loaded, found = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+def test_a_model_that_was_compiled_is_saved_as_any_other(compiled):
+    loaded, found = AutoModelForCausalLM.from_pretrained(compiled.folder, output_loading_info=True)
     assert not any(found.values()), found
     assert largest_difference(loaded.state_dict(), compiled.weights) == 0
 
@@ -96,14 +97,6 @@ def test_regions_are_compiled_once_and_equal_eager(cache):
     assert regional.losses == pytest.approx(train_tiny(tiny_settings("--max_steps", "4")).losses, abs=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_modes(mode, cache):
-    flags = ["--max_steps", "4", "--torch_compile", "--torch_compile_mode", mode, "--torch_compile_cache_dir", cache]
-    trained = train_tiny(tiny_settings(*flags))
-    assert trained.proof.check(trained.accelerator)["compiled_graphs"] == 1
-    assert trained.losses == pytest.approx(train_tiny(tiny_settings("--max_steps", "4")).losses, abs=1e-5)
-
-
 class Small(nn.Module):
     """Two layers; what happens between them is a test's."""
 
@@ -117,10 +110,33 @@ class Small(nn.Module):
         return self.second(kept).sum()
 
 
+class Deep(nn.Module):
+    """Layers whose activations can be kept or computed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, rows):
+        for layer in self.layers:
+            rows = layer(rows).tanh()
+        return rows
+
+
 def record(model, cache, **changes):
     made = CompileRecord(tiny_settings("--torch_compile", "--torch_compile_cache_dir", cache, **changes))
     made.compile([model])
     return made
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes(mode, cache):
+    model, rows = Small(), torch.randn(4, 8)
+    expected = model(rows).detach()
+    notes = record(model, cache, torch_compile_mode=mode)
+    torch.testing.assert_close(model(rows).detach(), expected)
+    assert (notes.graphs, notes.recompiles) == (1, 0) and notes.compiled_share() == 1.0
+    notes.close()
 
 
 def test_graph_breaks_and_recompiles_are_counted_with_their_reasons(cache):
@@ -185,10 +201,9 @@ def _never_compiled():
 
 def test_a_smaller_memory_budget_keeps_less_for_the_backward_pass(cache):
     def kept(budget):
-        flags = ["--torch_compile", "--torch_compile_cache_dir", cache, "--activation_memory_budget", budget]
-        settings = tiny_settings(*flags)
-        model = build_model(settings)
-        apply_compile(model, settings)
+        torch.manual_seed(0)
+        model = Deep()
+        notes = record(model, cache, activation_memory_budget=budget)
         own = {parameter.data_ptr() for parameter in model.parameters()}
         saved = {}
 
@@ -197,13 +212,16 @@ def test_a_smaller_memory_budget_keeps_less_for_the_backward_pass(cache):
                 saved[tensor.data_ptr()] = tensor.nbytes
             return tensor
 
-        rows = torch.arange(16 * 32).reshape(16, 32) % 128
+        rows = torch.randn(64, 32)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = model(input_ids=rows, labels=rows).loss
+            loss = model(rows).sum()
         loss.backward()
-        return sum(saved.values())
+        notes.close()
+        return sum(saved.values()), model.layers[0].weight.grad
 
-    assert kept("0") < 0.5 * kept("1")
+    (all_kept, gradient), (little, again) = kept(1.0), kept(0.0)
+    assert little < 0.5 * all_kept
+    torch.testing.assert_close(again, gradient)
 
 
 def test_a_fresh_cache_is_the_runs_own_and_goes_with_it(monkeypatch, tmp_path):

@@ -59,16 +59,6 @@ def test_four_micro_batches_equal_one_big_batch(family):
     assert split.losses == pytest.approx(big.losses, rel=1e-6)
 
 
-def test_compiled_llama_equals_eager(tmp_path):
-    llama = next(family for family in FAMILIES if family.name == "Llama")
-    flags = ["--torch_compile", "--torch_compile_cache_dir", str(tmp_path)]
-    compiled = train_tiny(tiny_settings(*llama.flags, *STEPS, *flags))
-    compiled.proof.check(compiled.accelerator)
-    notes = compiled.compiled.result()
-    assert (notes["graphs"], notes["graph_breaks"], notes["recompiles"]) == (1, 0, 0)
-    assert compiled.losses == pytest.approx(train_tiny(tiny_settings(*llama.flags, *STEPS)).losses, rel=1e-5)
-
-
 def test_a_model_that_cannot_be_checkpointed_is_skipped(tmp_path):
     tiny = ["--model_type", "openai-gpt", "--config_overrides", "vocab_size=256,n_embd=32,n_layer=2,n_head=2"]
     flags = [*STEPS, "--block_size", "32", "--dataset_name", "synthetic", "--report_to", "none"]

@@ -98,6 +98,15 @@ def test_flops_of_gpt2_are_the_formula_and_the_counter(length):
     assert model_flops_per_row(config, T) == counter.get_total_flops()
 
 
+def test_counting_leaves_the_model_as_it_is():
+    """A config belongs to a model: counted with eager attention, it must not be trained with it."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=64, n_embd=48, n_layer=1, n_head=4, **IDS))
+    before = model.config.to_dict(), model.config._attn_implementation
+    assert model_flops_per_row(model.config, 8)
+    assert (model.config.to_dict(), model.config._attn_implementation) == before
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_flops_of_another_family_and_of_what_cannot_be_counted():
     config = LlamaConfig(
         vocab_size=96,

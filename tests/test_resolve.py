@@ -187,10 +187,12 @@ def test_every_flag_can_be_given(name):
         if field.metadata["choices"]
         else given_value[type(field.default)]
         if field.default is not None
-        else given_value["json" if name.endswith("kwargs") else int if name == "eval_steps" else str]
+        else given_value["json" if name.endswith("kwargs") else int if name.endswith("_steps") else str]
     )
     if name == "gradient_checkpointing_kwargs":
         extra = ["--gradient_checkpointing"]
+    if name == "lora_target_modules":
+        extra = ["--use_peft"]
     if name in ("activation_memory_budget", "eager_run"):
         extra = ["--torch_compile"]
     if name in ("validation_file", "validation_split_percentage", "max_eval_samples"):

@@ -1,5 +1,6 @@
 """Time, tokens and FLOPs of optimizer steps."""
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +110,8 @@ def model_flops_per_row(config: PreTrainedConfig, block_size: int, frozen: bool 
     """
     # Transformers looks into the row for packed sequences, which needs values, unless it is given a whole mask; models
     # without attention in turn know no such mask.
+    # Whoever builds a model from a config writes its attention into it; the caller's model is to keep its own.
+    config = copy.deepcopy(config)
     mask = torch.zeros((1, 1, block_size, block_size), device="meta")
     for arguments in ({"attention_mask": mask}, {}):
         try:
