@@ -25,6 +25,7 @@ BASE = {
         "global_batch_size": 16,
         "micro_batch_size": 16,
         "num_processes": 1,
+        "fsdp": False,
         "report_to": "none",
         "seed": 0,
     },

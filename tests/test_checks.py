@@ -113,6 +113,20 @@ def test_compiled_code_is_held_to_its_dtype(precision):
     assert of(0) == "SKIP"
 
 
+@pytest.mark.parametrize(
+    "size, verdict", [(50.0, "PASS"), (52.4, "PASS"), (52.6, "FAIL"), (100.0, "FAIL"), (40.0, "FAIL")]
+)
+def test_sharding_divides_what_it_shards(size, verdict):
+    replicas, shards = result(num_processes=2), result(num_processes=2, fsdp=True)
+    for made in (replicas, shards):
+        made["evidence"]["processes"] = 2
+    shards["memory"] |= {"parameters_mib": 50.0, "gradients_mib": size, "optimizer_state_mib": 100.0}
+    one, two, sharded = rung("one"), rung("ddp", replicas), rung("fsdp2", shards)
+    assert verdicts(one, two, sharded, claim="sharding divides what it shards") == [(("ddp", "fsdp2"), verdict)]
+    assert verdicts(one, two, sharded, claim="sharded training equals replicas") == [(("ddp", "fsdp2"), "PASS")]
+    assert verdicts(one, two, sharded, claim="several processes equal one") == [(("one", "ddp"), "PASS")]
+
+
 def test_nothing_may_be_compiled_twice():
     claim = "nothing is compiled twice"
     once, twice = result(torch_compile=True), result(torch_compile=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .compare import RungResult, pairs
+from .compare import OWNERS, RungResult, pairs
 
 SAVED_BY_BF16 = 0.30
 SAVED_BY_CHECKPOINTING = 0.30
@@ -24,6 +24,8 @@ ALL_STEPS_ACCUMULATED = 0.01
 # half precision between two operations, which is as large as what that precision does itself.
 STEP_1_COMPILED = {"no": STEP_1_ACCUMULATED["no"], **STEP_1}
 ALL_STEPS_COMPILED = 0.01
+# Shards are padded to equal sizes.
+SHARDED = 0.05
 
 
 # Two rungs to verdict, measured figure and bound.
@@ -49,6 +51,8 @@ def run_checks(rungs: list[RungResult]) -> list[Check]:
     bf16 = ("mixed_precision", _becomes("no", "bf16"))
     checkpointing = ("gradient_checkpointing", _becomes(False, True))
     accumulation = ("gradient_accumulation_steps", _grows_from_1)
+    processes = ("num_processes", _grows_from_1)
+    sharding = ("fsdp", _becomes(False, True))
     compiling = ("torch_compile", _becomes(False, True))
     saved_by_bf16 = _unless(_few_activations, _saves(SAVED_BY_BF16))
     saved_by_checkpointing = _unless(_compiled, _saves(SAVED_BY_CHECKPOINTING))
@@ -59,6 +63,10 @@ def run_checks(rungs: list[RungResult]) -> list[Check]:
         *_each(known, "accumulation equals the big batch", accumulation, _unless(_random, _equals)),
         *_each(known, "compiled code follows eager", compiling, _unless(_random, _follows_eager)),
     ]
+    if any(rung.settings.get("num_processes", 1) > 1 for rung in known):
+        found += _each(known, "several processes equal one", processes, _unless(_random, _equals))
+        found += _each(known, "sharding divides what it shards", sharding, _divides)
+        found += _each(known, "sharded training equals replicas", sharding, _unless(_random, _equals))
     for precision in ("bf16", "fp16"):
         found += _each(known, f"{precision} follows fp32", ("mixed_precision", _becomes("no", precision)), _agrees)
     compiled = [rung for rung in known if rung.settings.get("torch_compile")]
@@ -139,6 +147,17 @@ def _costs(before: RungResult, after: RungResult) -> tuple[str, str, str]:
     cost = after.step_ms.median / before.step_ms.median - 1
     text = f"{before.step_ms.median:,.0f} to {after.step_ms.median:,.0f} ms a step, {cost:+.1%}"
     return _verdict(cost <= COST_OF_CHECKPOINTING), text, bound
+
+
+def _divides(before: RungResult, after: RungResult) -> tuple[str, str, str]:
+    """What FSDP2 shards, per process. Nothing is asked of the peak, in which gathered parameters come and go."""
+    processes = after.settings["num_processes"]
+    bound = f"1/{processes} within {SHARDED:.0%}"
+    if before.peak is None or after.peak is None:
+        return "SKIP", "peak memory was not measured", bound
+    sizes = {o: (before.memory(f"{o}_mib"), after.memory(f"{o}_mib")) for o in OWNERS[:3]}
+    text = ", ".join(f"{owner.replace('_', ' ')} {a:,.1f} to {b:,.1f} MiB" for owner, (a, b) in sizes.items())
+    return _verdict(all(abs(b * processes / a - 1) <= SHARDED for a, b in sizes.values())), text, bound
 
 
 def _agrees(before: RungResult, after: RungResult) -> tuple[str, str, str]:
