@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
-from . import checkpoint, compiler, console, data, eager_run, models, techniques, tracking
+from . import checkpoint, compiler, console, data, eager_run, models, ranks, sharding, techniques, tracking
 from .compiler import CompileRecord
 from .environment import describe
 from .loop import Step
@@ -26,7 +25,7 @@ from .outcome import lost_a_rank, outcome
 from .problems import SettingsError
 from .proof import Proof
 from .resolve import parse
-from .result import Record, plain, write_reason
+from .result import Record, plain
 from .settings import Settings
 from .signals import Signals, Terminated
 from .techniques import device_type
@@ -40,6 +39,7 @@ def check(
     for check_part in (
         models.problems,
         techniques.problems,
+        sharding.problems,
         checkpoint.problems,
         data.problems,
         tracking.problems,
@@ -64,7 +64,7 @@ def exit_on_problems() -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        if _is_main():
+        if ranks.is_main():
             print(error, file=sys.stderr)
         raise SystemExit(2) from error
 
@@ -89,11 +89,10 @@ class Run:
 
     def __enter__(self) -> "Run":
         self.signals.__enter__()
-        if _is_main():
+        if ranks.is_main():
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "metrics.jsonl").write_text("", encoding="utf-8")
-            for word in self.folder.glob("rank-*.txt"):
-                word.unlink()
+            ranks.forget_words(self.folder)
             self.record.write(self.folder)
         return self
 
@@ -104,7 +103,7 @@ class Run:
         self.meter = StepMeter(device, self.memory, settings.untimed_steps)
         self.record.environment = describe(device)
         self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.precision)
-        if _is_main():
+        if ranks.is_main():
             print(console.settings_block(settings, self.record.environment), flush=True)
             config = {**settings.as_dict(), "origins": settings.origins, "environment": self.record.environment}
             self.tracker = tracking.build_tracker(settings, config)
@@ -136,14 +135,14 @@ class Run:
             self.record.compile = self.compiled.result()
         with self.signals.whole():
             self._keep(step)
-            if _is_main():
+            if ranks.is_main():
                 self.progress.show(step)
         if self.proof and not self.record.evidence:
             self.record.evidence = self.proof.check(self.accelerator)
 
     def _keep(self, step: Step) -> None:
         row = self.record.add(step)
-        if _is_main():
+        if ranks.is_main():
             with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step.number, **plain(row)}) + "\n")
             self.tracker.log(row, step=step.number)
@@ -159,7 +158,7 @@ class Run:
         def log(loss: float) -> None:
             with self.signals.whole():
                 self.record.evaluations.append({"step": step, "loss": loss})
-                if _is_main():
+                if ranks.is_main():
                     self.tracker.log({"eval/loss": loss}, step=step)
                     self.progress.show_evaluation(step, loss)
 
@@ -172,7 +171,7 @@ class Run:
         with self.signals.whole():
             for step in steps:
                 self._keep(step)
-            if _is_main() and steps:
+            if ranks.is_main() and steps:
                 self.progress.resume(len(steps))
         return len(steps)
 
@@ -189,10 +188,10 @@ class Run:
         if error is None and self.accelerator:
             error = self._gather_memory()
         record.status, record.reason, self.exit_code = outcome(error, record.steps)
-        if not _is_main() and self.exit_code:
-            self._leave_word(error)
+        if not ranks.is_main() and self.exit_code:
+            ranks.leave_word(self.folder, record.reason, error)
         elif isinstance(error, Terminated) or lost_a_rank(error):
-            record.reason = self._word_of_another_rank() or record.reason
+            record.reason = ranks.word_of_another(self.folder) or record.reason
         if self.compiled:
             record.compile = self.compiled.result()
             record.reason = self.compiled.why_given_up(error) or record.reason
@@ -201,7 +200,7 @@ class Run:
                 record.compile["break_even"] = eager_run.compare(record.as_dict(), self.settings.eager_run)
         if self.accelerator and not record.memory:
             record.memory = self.memory.result()
-        if _is_main():
+        if ranks.is_main():
             if self.progress:
                 self.progress.close()
             if self.exit_code == 1 and record.status == "failed":
@@ -218,23 +217,6 @@ class Run:
         self.signals.__exit__()
         return isinstance(error, Exception | KeyboardInterrupt | Terminated)
 
-    def _leave_word(self, error: BaseException | None) -> None:
-        """Another rank's reason, for the person at the terminal and for the main process, which writes the result."""
-        rank = os.environ["RANK"]
-        text = f"rank {rank}: {self.record.reason}"
-        print(text, file=sys.stderr)
-        if isinstance(error, Exception):
-            traceback.print_exception(error)
-            (self.folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
-            # The main process may wait for this one where no signal reaches it, and be killed there.
-            write_reason(self.folder, text)
-
-    def _word_of_another_rank(self) -> str | None:
-        """Why another rank ended, if one did: its launcher then terminates all others."""
-        for path in sorted(self.folder.glob("rank-*.txt")):
-            return path.read_text(encoding="utf-8")
-        return None
-
     def _write_timeline(self) -> None:
         """The memory of one training step over time, of the main process."""
         if self.accelerator and self.memory.timeline:
@@ -243,19 +225,11 @@ class Run:
             (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
 
     def _gather_memory(self) -> BaseException | None:
-        """Keeps each figure of the rank where it is largest, and the sum of their peaks.
-
-        Returns:
-            Why another rank could not be asked, if so.
-        """
+        """Keeps the memory of all ranks. Returns why another rank could not be asked, if so."""
         try:
-            ranks = gather_object([self.memory.result()])
+            self.record.memory = ranks.combined(gather_object([self.memory.result()]))
         except (Exception, KeyboardInterrupt, Terminated) as error:
             return error
-        largest = {name: None if ranks[0][name] is None else max(rank[name] for rank in ranks) for name in ranks[0]}
-        if largest["peak_allocated_mib"] is not None and len(ranks) > 1:
-            largest["peak_allocated_sum_mib"] = sum(rank["peak_allocated_mib"] for rank in ranks)
-        self.record.memory = largest
         return None
 
 
@@ -267,7 +241,3 @@ def _release(accelerator: Accelerator) -> None:
     """
     accelerator.free_memory()
     accelerator.end_training()
-
-
-def _is_main() -> bool:
-    return os.environ.get("RANK", "0") == "0"

@@ -10,19 +10,13 @@ import os
 import warnings
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, PartialState
-from accelerate.utils import (
-    DataLoaderConfiguration,
-    DistributedType,
-    GradientAccumulationPlugin,
-    TorchDynamoPlugin,
-)
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, TorchDynamoPlugin
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from . import autocast, cpu_matmul
+from . import autocast, cpu_matmul, sharding
 from .compiler import CompileRecord
 from .environment import native_precision
 from .settings import Settings
@@ -49,10 +43,10 @@ def build_accelerator(settings: Settings) -> Accelerator:
         if settings.precision not in ("no", *native_precision(torch.device("cpu"))):
             cpu_matmul.install()
     autocast.install()
-    sharding = _sharding(settings)
+    plugin = sharding.plugin(settings)
     accelerator = Accelerator(
         cpu=use_cpu,
-        fsdp_plugin=None if use_cpu else sharding,
+        fsdp_plugin=None if use_cpu else plugin,
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=settings.gradient_accumulation_steps,
@@ -67,61 +61,19 @@ def build_accelerator(settings: Settings) -> Accelerator:
         dynamo_plugin=TorchDynamoPlugin(backend="no"),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
-    if use_cpu and sharding is not None:
-        _shard_on_cpu(accelerator, sharding)
+    if use_cpu and plugin is not None:
+        sharding.shard_on_cpu(accelerator, plugin)
     if settings.mixed_precision == "fp16" and accelerator.scaler is None:
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
     return accelerator
 
 
-def _sharding(settings: Settings) -> FullyShardedDataParallelPlugin | None:
-    if not settings.fsdp:
-        return None
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        reshard_after_forward=settings.fsdp_reshard_after_forward,
-        mixed_precision_policy=_fsdp_precision(settings),
-        auto_wrap_policy="transformer_based_wrap",
-        state_dict_type="FULL_STATE_DICT",
-        cpu_ram_efficient_loading=False,
-    )
-
-
-def _fsdp_precision(settings: Settings) -> MixedPrecisionPolicy:
-    """FSDP2 casts parameters as it gathers them, in place of autocast.
-
-    Gradients are summed in fp32 and the loss is fp32, which Accelerate's own policy would also have in half precision.
-    """
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.mixed_precision)
-    if dtype is None:
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
-
-
 def problems(settings: Settings) -> list[str]:
-    """What this machine cannot do."""
+    """A technique whose package is not installed."""
     if settings.use_peft and importlib.util.find_spec("peft") is None:
         return ["--use_peft: not installed; pip install 'rungwise[peft]'"]
-    accelerated = torch.accelerator.current_accelerator(check_available=True)
-    if settings.fsdp and settings.use_cpu and accelerated is not None:
-        # fully_shard makes its mesh of the machine's accelerators, whatever device the model is on.
-        return [
-            "FSDP2 on the CPU of a machine with GPUs needs them hidden; set CUDA_VISIBLE_DEVICES= before the command"
-        ]
     return []
-
-
-def _shard_on_cpu(accelerator: Accelerator, sharding: FullyShardedDataParallelPlugin) -> None:
-    """Has Accelerate take its FSDP2 path over gloo.
-
-    On a CPU it takes an FSDP file for plain DDP without a word. But its FSDP2 is `torch.distributed.fsdp.fully_shard`,
-    which knows CPUs; nothing else stands in the way than these entries of its state.
-    """
-    accelerator.state.fsdp_plugin = sharding
-    # The state of the processes is copied into Accelerate's whenever that is asked for again.
-    for state in (PartialState(), accelerator.state):
-        state.distributed_type = DistributedType.FSDP
 
 
 def device_type(settings: Settings) -> str:
