@@ -28,7 +28,7 @@ ladder: $(READY)
 	@$(BIN)/python recipes/ladder.py $(ARGS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .

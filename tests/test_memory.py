@@ -1,15 +1,21 @@
 """The memory meter against tensors of known size and against an independent count."""
 
+import json
+
 from rungwise.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
-from rungwise.models import build_model
+from rungwise.models import build_model, load_config
 from rungwise.techniques import apply_checkpointing, build_optimizer
 
+import ablate
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from harness import MODEL, tiny_settings
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM
 
+SYNTHETIC = ["--dataset_name", "synthetic", "--block_size", "32", "--report_to", "none"]
 CPU = torch.device("cpu")
 
 
@@ -157,3 +163,18 @@ def test_cuda_counts_its_own_peak():
     assert figures["parameters_mib"] == figures["gradients_mib"] == 4
     assert figures["optimizer_state_mib"] == pytest.approx(8, abs=0.01)
     assert 16 <= figures["peak_allocated_mib"] <= figures["peak_reserved_mib"]
+
+
+def test_a_loaded_model_weighs_what_one_made_anew_does(tmp_path):
+    """Transformers loads weights in threads, whose allocations the profiler does not see."""
+    config = load_config(tiny_settings("--config_overrides", "n_embd=256,n_layer=4,vocab_size=2048,n_positions=32"))
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    peaks = {}
+    for name in ("model_name_or_path", "config_name"):
+        flags = ["--config", "accelerate_configs/fp32_cpu.yaml", f"--{name}", str(tmp_path / "model"), *SYNTHETIC]
+        assert ablate.main([*flags, "--max_steps", "4", "--output_dir", str(tmp_path / name)]) == 0
+        AcceleratorState._reset_state(reset_partial_state=True)
+        memory = json.loads((tmp_path / name / "result.json").read_text(encoding="utf-8"))["memory"]
+        assert memory["activations_mib"] > 0
+        peaks[name] = memory["peak_allocated_mib"]
+    assert peaks["model_name_or_path"] == pytest.approx(peaks["config_name"], rel=0.001)

@@ -82,7 +82,7 @@ class MemoryMeter:
         self._windows += 1
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
-            held = self._live_after_building + optimizer_state_bytes(self._optimizer)
+            held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
             with _allocations() as changes:
                 yield
         elif self.device.type == "cuda" and complete:
@@ -99,6 +99,11 @@ class MemoryMeter:
             self.done = True
             for hook in self._hooks:
                 hook.remove()
+
+    def _held_after_building(self) -> int:
+        """What building left behind; at least the model, which Transformers may load in threads that tell nothing."""
+        model = tensor_bytes(self._model.parameters()) + tensor_bytes(self._model.buffers())
+        return max(self._live_after_building, model)
 
     def peak_bytes(self) -> int:
         """The allocator's peak so far, in bytes."""

@@ -1,5 +1,6 @@
 """The model: a small GPT-2 by default, or any causal LM by name. Parameters are fp32 master weights by default."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.utils import logging
 
 from .problems import closest
 from .settings import Settings
@@ -114,6 +116,9 @@ def build_model(settings: Settings) -> PreTrainedModel:
 
     That is fp32 by default: the small updates of AdamW get lost in half-precision parameters.
     """
+    if not sys.stderr.isatty():
+        # A bar of loaded weights is for a person who waits; in a log file it is noise.
+        logging.disable_progress_bar()
     config, dtype = load_config(settings), getattr(torch, settings.dtype)
     attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
     if settings.model_name_or_path:
