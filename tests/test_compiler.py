@@ -159,6 +159,23 @@ def test_graph_breaks_and_recompiles_are_counted_with_their_reasons(cache):
     notes.close()
 
 
+def test_what_an_evaluation_compiles_is_left_out(cache):
+    model, rows = Small(), torch.randn(4, 8)
+    notes = record(model, cache)
+    model(rows).backward()
+    before = notes.result()
+    with notes.aside(), torch.no_grad():
+        model.eval()
+        model(rows[:2])
+        model.train()
+    model(rows).backward()
+    after = notes.result()
+    # The label is of the shared cache here, which other tests have filled.
+    assert {**after, "cache": ""} == {**before, "cache": ""}
+    assert notes.compilations > 0
+    notes.close()
+
+
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_a_frame_that_recompiles_for_ever_ends_the_run(cache):
     model = Small()
@@ -261,3 +278,15 @@ def test_missing_python_headers_are_found_before_training(monkeypatch, tmp_path)
     monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(tmp_path))
     [problem] = compiler.problems(tiny_settings("--torch_compile"), "cpu")
     assert f"{tmp_path} has no Python.h" in problem and "python3-dev" in problem
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_modes_accumulate_on_a_gpu(mode, cache):
+    """CUDA graphs keep their outputs in place, gradients among them; accumulated they must not be overwritten."""
+    flags = ["--max_steps", "4", "--gradient_accumulation_steps", "4"]
+    compiling = ["--torch_compile", "--torch_compile_mode", mode, "--torch_compile_cache_dir", cache]
+    eager = train_tiny(tiny_settings(*flags, use_cpu=False))
+    compiled = train_tiny(tiny_settings(*flags, *compiling, use_cpu=False))
+    compiled.proof.check(compiled.accelerator)
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)

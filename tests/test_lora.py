@@ -1,10 +1,7 @@
 """LoRA: adapters alone are trained, owned and saved, with every other technique."""
 
-import dataclasses
-
 from rungwise import memory
 from rungwise.models import build_model, save_model
-from rungwise.proof import InactiveTechnique
 from rungwise.resolve import parse
 from rungwise.techniques import UnavailableTechnique, apply_lora, problems
 
@@ -61,13 +58,6 @@ def test_reentrant_checkpointing_reaches_the_adapters():
     assert trained.losses == pytest.approx(
         train_tiny(tiny_settings("--max_steps", "4", "--use_peft")).losses, abs=1e-6
     )
-
-
-def test_a_full_model_is_not_taken_for_adapters():
-    trained = train_tiny(tiny_settings("--max_steps", "4"))
-    trained.proof.settings = dataclasses.replace(trained.proof.settings, use_peft=True)
-    with pytest.raises(InactiveTechnique, match=r"adapters alone were asked for: True; trained are 100.0% of all"):
-        trained.proof.check(trained.accelerator)
 
 
 def test_layers_that_do_not_exist():

@@ -23,6 +23,8 @@ CASES = {
     "checkpointing": ({"gradient_checkpointing": True}, "blocks that were recomputed: 0"),
     "compile": ({"torch_compile": True}, "no graph was compiled"),
     "processes": ({"num_processes": 2}, "2 processes were asked for, 1 took part"),
+    "sharding": ({"fsdp": True}, "FSDP2 was asked for between processes, none is there"),
+    "adapters": ({"use_peft": True}, "adapters alone were asked for: True; trained are 100.0% of all"),
     "accumulation": ({"gradient_accumulation_steps": 4}, "4 accumulation steps were asked for, 1 were taken"),
 }
 
