@@ -138,6 +138,17 @@ def test_nothing_may_be_compiled_twice():
     assert verdicts(rung("eager"), claim=claim) == []
 
 
+def test_a_peak_of_weights_is_not_asked_to_fall():
+    """A large model on few rows: neither bf16 nor checkpointing acts on what most of its memory is."""
+    small = rung("fp32", peak=700.0)
+    for changes, claim in (
+        ({"mixed_precision": "bf16"}, "bf16 saves memory"),
+        ({"gradient_checkpointing": True}, "checkpointing saves memory"),
+    ):
+        assert only(small, rung("after", peak=690.0, **changes), claim=claim) == "SKIP"
+        assert only(rung("fp32", peak=801.0), rung("after", peak=790.0, **changes), claim=claim) == "FAIL"
+
+
 def test_a_loss_of_zero_is_a_number():
     assert (
         only(
@@ -157,7 +168,7 @@ def test_pairs_differ_in_one_thing_alone():
     rungs = [
         rung("fp32"),
         rung("bf16", peak=600.0, mixed_precision="bf16"),
-        rung("bf16-accum", peak=500.0, mixed_precision="bf16", gradient_accumulation_steps=4, micro_batch_size=4),
+        rung("bf16-accum", peak=900.0, mixed_precision="bf16", gradient_accumulation_steps=4, micro_batch_size=4),
         rung(
             "bf16-accum-ckpt",
             peak=300.0,

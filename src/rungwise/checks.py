@@ -55,7 +55,7 @@ def run_checks(rungs: list[RungResult]) -> list[Check]:
     sharding = ("fsdp", _becomes(False, True))
     compiling = ("torch_compile", _becomes(False, True))
     saved_by_bf16 = _unless(_few_activations, _saves(SAVED_BY_BF16))
-    saved_by_checkpointing = _unless(_compiled, _saves(SAVED_BY_CHECKPOINTING))
+    saved_by_checkpointing = _unless(_compiled, _unless(_mostly_weights, _saves(SAVED_BY_CHECKPOINTING)))
     found = [
         *_each(known, "bf16 saves memory", bf16, saved_by_bf16),
         *_each(known, "checkpointing saves memory", checkpointing, saved_by_checkpointing),
@@ -115,7 +115,14 @@ def _unless(not_asked: Callable[[RungResult], str], decide: Decide) -> Decide:
 def _few_activations(rung: RungResult) -> str:
     """bf16's claim is about a peak that is mostly activations."""
     others = rung.settings["gradient_accumulation_steps"] > 1 or rung.settings["gradient_checkpointing"]
-    return "accumulation or checkpointing has left few activations" if others else ""
+    return "accumulation or checkpointing has left few activations" if others else _mostly_weights(rung)
+
+
+def _mostly_weights(rung: RungResult) -> str:
+    """What acts on activations can save no more than there are."""
+    if rung.peak is None or rung.memory("activations_mib") >= 0.5 * rung.peak:
+        return ""
+    return "most of the peak is parameters, gradients and optimizer state"
 
 
 def _compiled(rung: RungResult) -> str:
