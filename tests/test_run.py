@@ -215,6 +215,19 @@ def test_a_reason_is_written_on_behalf_of_a_main_process_that_does_not_come_to_i
     assert result_of(settings)["reason"] == "ValueError: its own reason"
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_its_launcher_ends_says_why_that_may_be(settings, monkeypatch, rank):
+    """The other rank may have been killed, the main process too: then this one speaks for it."""
+    settings = dataclasses.replace(settings, num_processes=2)
+    Run(settings).__enter__().signals.__exit__()
+    monkeypatch.setenv("RANK", rank)
+    with Run(settings):
+        os.kill(os.getpid(), signal.SIGTERM)
+    reason = result_of(settings)["reason"]
+    assert reason.startswith("terminated after 0 steps" if rank == "0" else "rank 1: terminated after 0 steps")
+    assert "another rank ended without a word" in reason
+
+
 def test_the_sum_of_all_processes_stands_beside_the_largest():
     memory = dict.fromkeys(("parameters", "gradients", "optimizer_state", "buffers", "activations"), 1.0)
     memory = {f"{owner}_mib": size for owner, size in memory.items()}

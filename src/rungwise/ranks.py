@@ -21,8 +21,8 @@ def leave_word(folder: Path, reason: str | None, error: BaseException | None) ->
     if isinstance(error, Exception):
         traceback.print_exception(error)
         (folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
-        # The main process may wait for this one where no signal reaches it, and be killed there.
-        write_reason(folder, text)
+    # The main process may be gone, or wait for this one where no signal reaches it, and be killed there.
+    write_reason(folder, text)
 
 
 def word_of_another(folder: Path) -> str | None:

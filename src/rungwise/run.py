@@ -188,6 +188,9 @@ class Run:
         if error is None and self.accelerator:
             error = self._gather_memory()
         record.status, record.reason, self.exit_code = outcome(error, record.steps)
+        if isinstance(error, Terminated) and self.settings.num_processes > 1:
+            # A launcher ends all ranks when one is gone, and often before this one has missed it.
+            record.reason += "; asked to from outside, or another rank ended without a word (killed?)"
         if not ranks.is_main() and self.exit_code:
             ranks.leave_word(self.folder, record.reason, error)
         elif isinstance(error, Terminated) or lost_a_rank(error):
