@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rungwise.checks import STEP_1
 from rungwise.families import FAMILIES, Family
 from rungwise.result import read_result
 
@@ -38,7 +39,7 @@ SHARED += ["--max_steps", "4", "--untimed_steps", "2", "--global_batch_size", "8
 STOPPED = (130, 143)
 # How far the losses may lie from fp32's, relative to them: at step 1 four units of rounding of bf16, and where nothing
 # but the order of fp32 sums changes, a hundred times their rounding, at every step.
-BF16_STEP_1 = 4 * 2.0**-9
+BF16_STEP_1 = STEP_1["bf16"]
 EVERY_STEP = 1e-5
 
 

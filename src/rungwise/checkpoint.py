@@ -14,29 +14,23 @@ from typing import Any
 from accelerate import Accelerator
 from torch.optim.lr_scheduler import LRScheduler
 
+from .compare import NAMING
 from .loop import Step
 from .result import Record
 from .settings import Settings
 
 LATEST = "latest"
 STEPS = "steps.json"
-# Settings that may change between the parts of one run: where it is kept, how long it is, what is only looked at.
-FREE = (
-    "output_dir",
-    "run_name",
-    "project",
-    "group",
-    "report_to",
-    "config",
-    "save_model",
+# Settings that may change between the parts of one run: where it is kept, how long it is, what is only looked at. The
+# micro-batch follows from others, and is named with them.
+FREE = {
+    *NAMING,
     "max_steps",
     "untimed_steps",
     "checkpointing_steps",
     "resume_from_checkpoint",
     "eval_steps",
-    "torch_compile_cache_dir",
-    "eager_run",
-)
+} - {"micro_batch_size"}
 
 
 def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Record) -> None:

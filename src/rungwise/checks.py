@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compare import OWNERS, RungResult, pairs
+from .settings import COMPUTE_DTYPES
 
 SAVED_BY_BF16 = 0.30
 SAVED_BY_CHECKPOINTING = 0.30
@@ -209,7 +210,7 @@ def _active(rung: RungResult) -> Check:
     wrong = []
     for result in rung.rounds:
         asked, seen = result["settings"], result["evidence"]
-        dtype = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}[rung.precision]
+        dtype = COMPUTE_DTYPES[rung.precision]
         parameters = asked.get("dtype", "float32")
         expected = {
             "compute_dtype": seen.get("compute_dtype") == dtype,

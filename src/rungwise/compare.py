@@ -190,6 +190,11 @@ def pairs(
                     yield before, after
 
 
+def eager_and_compiled(rungs: list[RungResult]) -> Iterator[tuple[RungResult, RungResult]]:
+    """Pairs of an eager rung and a compiled one that differ in compiling, and how, alone."""
+    return pairs(rungs, "torch_compile", lambda before, after: after is True)
+
+
 def differing(before: dict[str, Any], after: dict[str, Any], setting: str) -> set[str]:
     """The settings that two rungs differ in, less those that name them or only go with `setting`, if that differs."""
     names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .compare import RungResult, break_even, pairs
+from .compare import RungResult, break_even, eager_and_compiled
 
 HEADS = (
     "compiled rung",
@@ -19,7 +19,7 @@ HEADS = (
 
 def compiled_rows(rungs: list[RungResult]) -> list[dict[str, Any]]:
     """One row a compiled rung that ran to its end; what needs an eager rung is None where no such rung is there."""
-    twins = {after.name: before for before, after in pairs(rungs, "torch_compile", lambda *values: values[1] is True)}
+    twins = {compiled.name: eager for eager, compiled in eager_and_compiled(rungs)}
     rows = []
     for rung in (rung for rung in rungs if rung.ok and rung.settings.get("torch_compile")):
         eager = twins.get(rung.name)

@@ -5,7 +5,6 @@ PyTorch has no public way to ask for these. Taken are dynamo's own notes (`torch
 """
 
 import os
-import shutil
 import sysconfig
 import tempfile
 import time
@@ -214,7 +213,7 @@ class CompileRecord:
             if own in callbacks:
                 callbacks.remove(own)
         if self.cache is None:
-            shutil.rmtree(self._fresh.name, ignore_errors=True)
+            self._fresh.cleanup()
 
 
 def _cache_hits() -> int:

@@ -55,8 +55,8 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     Returns:
         The values found, by the names of the settings they decide (`mixed_precision`,
         `gradient_accumulation_steps`, `torch_compile`, `torch_compile_mode`, `torch_compile_scope`, `use_cpu`,
-        `num_processes`, `fsdp`,
-        `fsdp_reshard_after_forward`), and one message for each problem. Values of the wrong type are left out.
+        `num_processes`, `fsdp`, `fsdp_reshard_after_forward`), and one message for each problem. Values of the wrong
+        type are left out.
     """
     raw, problem = _load(path)
     if problem:

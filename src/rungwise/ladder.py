@@ -24,7 +24,7 @@ from .processes import end_processes, wait_for
 from .result import read_result, write_json
 from .run import check
 from .rungs import Rung
-from .techniques import MEASURED_ACCELERATORS
+from .techniques import measured_accelerator
 
 ROOT = Path(__file__).parents[2]
 # A rung with one of these has said what it has to say; any other is run again.
@@ -184,8 +184,7 @@ class Ladder:
 
 def _processes() -> int:
     """How many processes `accelerate launch` starts here when it is told nothing: one a GPU."""
-    device = torch.accelerator.current_accelerator(check_available=True)
-    return torch.accelerator.device_count() if device is not None and device.type in MEASURED_ACCELERATORS else 1
+    return torch.accelerator.device_count() if measured_accelerator() is not None else 1
 
 
 def round_folder(folder: Path, number: int) -> Path:

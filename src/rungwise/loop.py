@@ -72,8 +72,7 @@ def train(
         loss_scale = accelerator.scaler.get_scale() if accelerator.scaler else None
         with meter.step() as time:
             window = [next(batches) for _ in range(accumulation)]
-            # A label is predicted from the token before it, so the first of a row carries no loss.
-            tokens = sum((batch["labels"][:, 1:] != -100).sum() for batch in window)
+            tokens = sum(_tokens_with_loss(batch) for batch in window)
             tokens = accelerator.reduce(tokens, "sum")
             total = torch.zeros((), device=accelerator.device)
             for batch in window:
@@ -123,7 +122,12 @@ def evaluate(accelerator: Accelerator, model: nn.Module, batches: Iterable[dict[
     for batch in batches:
         # Divided by one: the sum of token losses.
         loss = model(**batch, num_items_in_batch=one).loss
-        total += torch.stack([loss.float(), (batch["labels"][:, 1:] != -100).sum().float()])
+        total += torch.stack([loss.float(), _tokens_with_loss(batch).float()])
     model.train()
     losses, tokens = accelerator.reduce(total, "sum").tolist()
     return losses / tokens
+
+
+def _tokens_with_loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    # A label is predicted from the token before it, so the first of a row carries no loss.
+    return (batch["labels"][:, 1:] != -100).sum()

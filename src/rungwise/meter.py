@@ -12,6 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from .settings import COMPUTE_DTYPES
+
 # Fewer timed steps than this are not enough to claim a speed.
 LEAST_TIMED_STEPS = 10
 
@@ -129,7 +131,7 @@ def model_flops_per_row(config: PreTrainedConfig, block_size: int, frozen: bool 
 
 def matmul_flops_per_second(device: torch.device, precision: str, seconds: float = 0.3) -> float:
     """The best rate of a square matrix multiply on this device in the run's dtype, in FLOPs a second."""
-    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    dtype = getattr(torch, COMPUTE_DTYPES[precision])
     size = 1024 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)

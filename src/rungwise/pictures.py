@@ -5,7 +5,7 @@ from pathlib import Path
 
 import matplotlib
 
-from .compare import OWNERS, RungResult, pairs
+from .compare import OWNERS, RungResult, eager_and_compiled, pairs
 
 matplotlib.use("Agg")
 
@@ -130,7 +130,7 @@ def memory_budget(rungs: list[RungResult]) -> Figure | None:
     if len(family) < 2:
         return None
     names = {rung.name for rung in family}
-    eager = [a for a, b in pairs(rungs, "torch_compile", lambda *v: v[1] is True) if b.name in names and a.peak]
+    eager = [rung for rung, compiled in eager_and_compiled(rungs) if compiled.name in names and rung.peak]
     label = "activation memory budget (1: as the compiler likes, 0: recompute all)"
     return _trade_off(family, "activation_memory_budget", label, lines=list({r.name: r for r in eager}.values()))
 

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 
 from .compiler import CompileRecord
 from .models import CausalLMLoss
-from .settings import Settings
+from .settings import COMPUTE_DTYPES, Settings
 from .techniques import checkpointed_blocks
 
 # With less of the compiled modules' parameters in compiled code, most of the model fell back to eager.
 LEAST_COMPILED = 0.5
-DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {precision: getattr(torch, name) for precision, name in COMPUTE_DTYPES.items()}
 
 
 class InactiveTechnique(RuntimeError):
@@ -109,9 +109,6 @@ class Proof:
         replicas = accelerator.gather(own.unsqueeze(0))
         return "DDP" if bool((replicas == replicas[0]).all()) else "none"
 
-    def _why_eager(self) -> list[str]:
-        return self.compiled.result()["graph_break_reasons"]
-
     def check(self, accelerator: Accelerator) -> dict[str, Any]:
         """Call once, after the first optimizer step. Removes the hooks.
 
@@ -141,9 +138,10 @@ class Proof:
         if self.settings.torch_compile and not (self.compiled and self.compiled.graphs):
             missing.append("torch_compile was asked for, and no graph was compiled")
         elif self.compiled and compiled < LEAST_COMPILED:
+            reasons = "; ".join(self.compiled.result()["graph_break_reasons"])
             missing.append(
                 f"torch_compile was asked for, and {compiled:.0%} of the parameters were used by compiled code: "
-                f"most of it fell back to eager ({'; '.join(self._why_eager()) or 'no graph break is known'})"
+                f"most of it fell back to eager ({reasons or 'no graph break is known'})"
             )
         trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         share = trained / sum(p.numel() for p in self._model.parameters())
@@ -166,7 +164,7 @@ class Proof:
         if missing:
             raise InactiveTechnique("; ".join(missing))
         return {
-            "compute_dtype": _name(DTYPES[self.settings.precision]),
+            "compute_dtype": COMPUTE_DTYPES[self.settings.precision],
             "parameter_dtype": self._parameter_dtype(),
             "gradient_scaler": scaled,
             "recomputed_blocks": self.recomputed_blocks,

@@ -31,6 +31,10 @@ def _derived(default: Any, text: str) -> Any:
     return field(default=default, metadata={"group": None, "help": text})
 
 
+# The dtype, as PyTorch names it, that products are computed in under each precision.
+COMPUTE_DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
 def compute_precision(mixed_precision: str, dtype: str) -> str:
     """What matrix products are computed in: autocast's precision, or without it the parameters' own."""
     return "bf16" if dtype == "bfloat16" else mixed_precision

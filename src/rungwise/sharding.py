@@ -5,7 +5,7 @@ from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from .settings import Settings
+from .settings import COMPUTE_DTYPES, Settings
 
 
 def plugin(settings: Settings) -> FullyShardedDataParallelPlugin | None:
@@ -49,7 +49,7 @@ def _precision(settings: Settings) -> MixedPrecisionPolicy:
 
     Gradients are summed in fp32 and the loss is fp32, which Accelerate's own policy would also have in half precision.
     """
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.mixed_precision)
-    if dtype is None:
+    if settings.mixed_precision == "no":
         return MixedPrecisionPolicy()
+    dtype = getattr(torch, COMPUTE_DTYPES[settings.mixed_precision])
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)

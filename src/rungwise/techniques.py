@@ -78,10 +78,14 @@ def problems(settings: Settings) -> list[str]:
 
 def device_type(settings: Settings) -> str:
     """The kind of device that a run with these settings uses here: cpu, cuda or xpu."""
+    device = measured_accelerator()
+    return "cpu" if settings.use_cpu or device is None else device.type
+
+
+def measured_accelerator() -> torch.device | None:
+    """This machine's accelerator, if it is one whose memory can be measured."""
     device = torch.accelerator.current_accelerator(check_available=True)
-    if settings.use_cpu or device is None or device.type not in MEASURED_ACCELERATORS:
-        return "cpu"
-    return device.type
+    return device if device is not None and device.type in MEASURED_ACCELERATORS else None
 
 
 def _not_about_kernels(record: logging.LogRecord) -> bool:
