@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT
-from harness import MODEL
+import ablate
+from accelerate.state import AcceleratorState, GradientState
+from harness import MODEL, ROOT
 
 BIN = Path(sys.executable).parent
 LAUNCH = [str(BIN / "accelerate"), "launch"]
@@ -42,6 +43,14 @@ def run(home: Path, *command: str, **options: Any) -> subprocess.CompletedProces
         check=False,
         **options,
     )
+
+
+def ablate_here(folder: Path, *flags: str) -> dict[str, Any]:
+    """The result of `recipes/ablate.py` with these flags, run to its end in this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    assert ablate.main([*flags, "--output_dir", str(folder)]) == 0
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
 def result_of(home: Path, name: str) -> dict[str, Any]:

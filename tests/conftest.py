@@ -21,14 +21,13 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState  # noqa: E402
+from harness import ROOT  # noqa: E402
 
 # Times on a busy machine say nothing about an input.
 hypothesis.settings.register_profile(
     "rungwise", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("rungwise")
-
-ROOT = Path(__file__).parent.parent
 
 # In models as small as the tests', threads do little but wait for one another.
 torch.set_num_threads(1)

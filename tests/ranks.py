@@ -42,7 +42,6 @@ def train(key, *flags, config=DDP, sgd=True, dataset=None, **changes):
         "evidence": evidence,
         "collectives": {COLLECTIVES[name]: count for name, count in counts.items()},
         "tied": trained.model.lm_head.weight is trained.model.transformer.wte.weight,
-        "scaler_skipped": sum(step.skipped for step in trained.steps),
     }
     return trained
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from commands import LAUNCH, clone, result_of, run
-from conftest import ROOT
+from harness import ROOT
 
 
 @pytest.fixture

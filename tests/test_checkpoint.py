@@ -8,10 +8,9 @@ from rungwise import checkpoint
 from rungwise.loop import Step
 from rungwise.run import check
 
-import ablate
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
+from commands import ablate_here
 from harness import MODEL, TINY, largest_difference, tiny_settings
 from safetensors.torch import load_file
 
@@ -29,12 +28,9 @@ CASES = {
 
 
 def train(output, case, *flags, steps=12):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
     config, *own = CASES[case]
     flags = ["--config", f"accelerate_configs/{config}", *TINY, *own, "--max_steps", str(steps), *flags]
-    assert ablate.main([*flags, "--output_dir", str(output)]) == 0
-    return json.loads((output / "result.json").read_text(encoding="utf-8"))
+    return ablate_here(output, *flags)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,8 +8,7 @@ from rungwise.data import build_dataloader, build_dataset
 
 import pytest
 import torch
-from conftest import ROOT
-from harness import ENVIRONMENT, LINES, largest_difference, padded_rows, ragged_rows, tiny_settings, train_tiny
+from harness import ENVIRONMENT, LINES, ROOT, largest_difference, padded_rows, ragged_rows, tiny_settings, train_tiny
 
 # fp32 sums the same numbers in another order.
 SAME_WEIGHTS = 1e-7

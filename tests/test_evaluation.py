@@ -1,24 +1,17 @@
 """The loss of held-out rows: what it is, and that it changes nothing else."""
 
-import json
-
 from rungwise.data import build_eval_dataloader
 from rungwise.loop import evaluate
 
-import ablate
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
+from commands import ablate_here
 from harness import TINY, ragged_rows, tiny_settings, train_tiny
 from torch.nn.functional import cross_entropy
 
 
 def train(folder, *flags):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    flags = ["--config", "accelerate_configs/fp32.yaml", *TINY, "--max_steps", "8", *flags]
-    assert ablate.main([*flags, "--output_dir", str(folder)]) == 0
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return ablate_here(folder, "--config", "accelerate_configs/fp32.yaml", *TINY, "--max_steps", "8", *flags)
 
 
 @pytest.mark.parametrize("batch", [4, 16])

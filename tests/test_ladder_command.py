@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT
+from commands import clone
 from harness import wandb_records
 
 LADDER = """
@@ -34,9 +34,7 @@ rungs:
 
 @pytest.fixture
 def home(tmp_path):
-    for name in ("recipes", "accelerate_configs"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    yield tmp_path
+    yield clone(tmp_path)
     # A test that failed half way leaves nothing running.
     for process in psutil.Process().children(recursive=True):
         process.kill()

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import BIN, LAUNCH, TINY, clone, result_of, run
-from conftest import ROOT
 from fake_slurm import sbatch
+from harness import ROOT
 from transformers import AutoModelForCausalLM
 from two_machines import INTERFACE, two_machines, why_not
 

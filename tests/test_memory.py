@@ -1,15 +1,12 @@
 """The memory meter against tensors of known size and against an independent count."""
 
-import json
-
 from rungwise.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
 from rungwise.models import build_model, load_config
 from rungwise.techniques import apply_checkpointing, build_optimizer
 
-import ablate
 import pytest
 import torch
-from accelerate.state import AcceleratorState
+from commands import ablate_here
 from harness import MODEL, tiny_settings
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile
@@ -172,9 +169,7 @@ def test_a_loaded_model_weighs_what_one_made_anew_does(tmp_path):
     peaks = {}
     for name in ("model_name_or_path", "config_name"):
         flags = ["--config", "accelerate_configs/fp32_cpu.yaml", f"--{name}", str(tmp_path / "model"), *SYNTHETIC]
-        assert ablate.main([*flags, "--max_steps", "4", "--output_dir", str(tmp_path / name)]) == 0
-        AcceleratorState._reset_state(reset_partial_state=True)
-        memory = json.loads((tmp_path / name / "result.json").read_text(encoding="utf-8"))["memory"]
+        memory = ablate_here(tmp_path / name, *flags, "--max_steps", "4")["memory"]
         assert memory["activations_mib"] > 0
         peaks[name] = memory["peak_allocated_mib"]
     assert peaks["model_name_or_path"] == pytest.approx(peaks["config_name"], rel=0.01)
