@@ -1,9 +1,11 @@
 """The real compiler on the CPU: what it did is noted, what it did not do is found."""
 
+import os
 from pathlib import Path
 
 from rungwise import compiler
 from rungwise.compiler import CompileRecord
+from rungwise.compiler_cache import CompilerCache
 from rungwise.models import build_model, save_model
 from rungwise.proof import InactiveTechnique
 from rungwise.run import check
@@ -15,7 +17,8 @@ from harness import TINY, largest_difference, tiny_settings, train_tiny
 from torch import nn
 from torch._inductor import config as inductor
 from torch._inductor import cpp_builder
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch._inductor.codecache import CppCodeCache
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir, triton_cache_dir
 from transformers import AutoModelForCausalLM
 
 FLAGS = ["--max_steps", "6", "--torch_compile", "--gradient_checkpointing"]
@@ -246,7 +249,7 @@ def test_a_fresh_cache_is_the_runs_own_and_goes_with_it(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
     notes = CompileRecord(tiny_settings("--torch_compile"))
     assert notes.result()["cache"] == "fresh"
-    folder = Path(notes._fresh.name)
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert list(folder.iterdir()) == []
     notes.close()
     assert not folder.exists()
@@ -254,6 +257,39 @@ def test_a_fresh_cache_is_the_runs_own_and_goes_with_it(monkeypatch, tmp_path):
     notes = CompileRecord(tiny_settings("--torch_compile"))
     assert notes.result()["cache"] == f"cold: {tmp_path}"
     notes.close()
+
+
+@pytest.mark.parametrize("before", [{}, {"TORCHINDUCTOR_CACHE_DIR": "mine", "TRITON_CACHE_DIR": "my-triton"}])
+@pytest.mark.parametrize("folder", [None, "named"])
+def test_a_runs_cache_does_not_reach_the_next_run_of_the_process(monkeypatch, tmp_path, before, folder):
+    """Whatever Inductor and Triton write into the environment on their way."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "set, so that it is put back after the test")
+        monkeypatch.delenv(name)
+    for name, value in before.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    environment = dict(os.environ)
+    seen = []
+    for _ in range(2):
+        cache = CompilerCache(folder and str(tmp_path / folder))
+        seen.append((os.environ["TORCHINDUCTOR_CACHE_DIR"], cache.label()))
+        triton = triton_cache_dir(0)  # as Inductor does for the first kernel
+        os.environ["TRITON_CACHE_DIR"] = triton
+        mine = "TRITON_CACHE_DIR" in before and folder is None
+        assert triton == str(tmp_path / "my-triton") if mine else triton.startswith(cache.folder)
+        cache.close()
+        assert os.environ == environment
+    if folder or before:
+        named = str(tmp_path / (folder or "mine"))
+        assert seen == [(named, f"cold: {named}")] * 2
+    else:
+        assert seen[0][0] != seen[1][0] and [label for _, label in seen] == ["fresh", "fresh"]
+
+
+def test_a_second_run_of_the_process_finds_nothing_compiled_in_memory():
+    CppCodeCache.cache["kernel of an earlier run"] = lambda: None
+    CompilerCache(None).close()
+    assert "kernel of an earlier run" not in CppCodeCache.cache
 
 
 def test_regional_scope_of_a_model_without_named_blocks_is_refused():

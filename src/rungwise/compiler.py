@@ -4,9 +4,7 @@ PyTorch has no public way to ask for these. Taken are dynamo's own notes (`torch
 `graph_break_reasons`, `guard_failures`) and a backend around Inductor that sees each graph.
 """
 
-import os
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .compiler_cache import CompilerCache
 from .settings import Settings
 
 
@@ -42,7 +41,7 @@ def problems(settings: Settings, device_type: str) -> list[str]:
                 f"--torch_compile needs Python's headers, and {sysconfig.get_path('include')} has no Python.h; "
                 "install them (Debian: apt-get install python3-dev)"
             )
-    elif device_type == "cuda":
+    else:
         from torch.utils._triton import has_triton
 
         if not has_triton():
@@ -77,20 +76,8 @@ class CompileRecord:
         self._modules: list[nn.Module] = []
         # By identity; a note of each parameter that compiled code was called with, until the proof has asked.
         self._compiled: dict[int, int] | None = {}
-        self._use_cache(settings.torch_compile_cache_dir)
-        self._hits_before = _cache_hits()
+        self._cache = CompilerCache(settings.torch_compile_cache_dir)
         self._listen()
-
-    def _use_cache(self, folder: str | None) -> None:
-        """A compile time only means something with an empty cache; one that the user named is a warm start's."""
-        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-        # Inductor writes its default into the environment, from which this process may have inherited it.
-        named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        self.cache = folder or (named if named != default_cache_dir() else None)
-        if self.cache is None:
-            self._fresh = tempfile.TemporaryDirectory(prefix="rungwise-inductor-", ignore_cleanup_errors=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.cache or self._fresh.name
 
     def _listen(self) -> None:
         from torch._dynamo import callback
@@ -180,8 +167,6 @@ class CompileRecord:
 
         breaks = [reason for reason in graph_break_reasons if reason.graph_break]
         failures = [failure for code_failures in guard_failures.values() for failure in code_failures]
-        warm = _cache_hits() > self._hits_before
-        cache = f"{'warm' if warm else 'cold'}: {self.cache}" if self.cache else "fresh"
         return {
             "seconds": self.seconds,
             "graphs": self.graphs,
@@ -189,7 +174,7 @@ class CompileRecord:
             "graph_break_reasons": _distinct(_why_broken(reason) for reason in breaks),
             "recompiles": self.recompiles,
             "recompile_reasons": _distinct(_why_recompiled(failure) for failure in failures),
-            "cache": cache,
+            "cache": self._cache.label(),
         }
 
     def why_given_up(self, error: BaseException | None) -> str | None:
@@ -203,7 +188,7 @@ class CompileRecord:
         )
 
     def close(self) -> None:
-        """Stops taking notes and removes the fresh cache."""
+        """Stops taking notes and gives the cache back."""
         from torch._dynamo.callback import callback_handler
 
         for callbacks, own in (
@@ -212,15 +197,7 @@ class CompileRecord:
         ):
             if own in callbacks:
                 callbacks.remove(own)
-        if self.cache is None:
-            self._fresh.cleanup()
-
-
-def _cache_hits() -> int:
-    """Graphs that were found compiled, in the life of this process."""
-    from torch._dynamo.utils import counters
-
-    return counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+        self._cache.close()
 
 
 def _why_broken(reason: Any) -> str:
