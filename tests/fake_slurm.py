@@ -13,7 +13,8 @@ SCONTROL = r"""#!/bin/sh
 printf 'node0\nnode1\n'
 """
 
-# One task a node. Options it does not know fail the job: the fake would not do what they ask for.
+# One task a node, bound to its cores: to one, if nothing says how many, or that it is not to be bound. Options it does
+# not know fail the job: the fake would not do what they ask for.
 SRUN = r"""#!{python}
 import os, subprocess, sys, time
 prefixes = {prefixes}
@@ -21,9 +22,12 @@ words = sys.argv[1:]
 options = []
 while words and words[0].startswith("-"):
     options.append(words.pop(0))
-unknown = set(options) - {{"--kill-on-bad-exit=1"}}
+unknown = set(options) - {{"--kill-on-bad-exit=1", "--cpu-bind=none"}}
 if unknown or not words:
     sys.exit(f"fake srun: unexpected: {{sys.argv[1:]}}")
+if "--cpu-bind=none" not in options:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:int(os.environ.get("SRUN_CPUS_PER_TASK", "1"))])
 tasks = []
 for index, prefix in enumerate(prefixes):
     own = dict(SLURM_NODEID=str(index), SLURM_PROCID=str(index), SLURM_LOCALID="0", SLURMD_NODENAME=f"node{{index}}",
@@ -55,6 +59,7 @@ def sbatch(script: Path, pair: tuple[Machine, Machine], folder: Path, *words: st
         "SLURM_JOB_NODELIST": "node[0-1]",
         "SLURM_NNODES": "2",
         "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_ON_NODE": str(len(os.sched_getaffinity(0))),
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",

@@ -177,7 +177,10 @@ def test_the_slurm_script_starts_one_launcher_a_node(home, one_host, tmp_path):
     with two_machines() as pair:
         code, out = sbatch(script, pair, tmp_path, *flags, cwd=home, timeout=120, **ON_CPU)
     assert code == 0, out
-    assert result_of(home, "slurm")["loss"]["trajectory"] == one_host
+    result = result_of(home, "slurm")
+    assert result["loss"]["trajectory"] == one_host
+    # No --cpus-per-task was given: the cores that the job has on a node are its one task's.
+    assert result["environment"]["threads"] == len(os.sched_getaffinity(0))
 
 
 def test_the_slurm_script_names_files_that_exist():
