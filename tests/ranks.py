@@ -3,6 +3,8 @@
 import collections
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 from rungwise import __version__  # noqa: F401 (sets what PyTorch reads when it is imported)
 from rungwise.data import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
@@ -10,7 +12,7 @@ from rungwise.techniques import build_accelerator
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import DistributedType, broadcast_object_list, set_seed
 from harness import LINES, ragged_rows, tiny_settings, train_tiny
 from torch.profiler import ProfilerActivity, profile
 
@@ -61,7 +63,39 @@ for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
     train(f"{engine}-adamw", *ACCUMULATED, config=config, sgd=False)
 train("fsdp2-accum4-keep", *ACCUMULATED, "--fsdp_reshard_after_forward", "false", config=FSDP)
 for precision in ("bf16", "fp16"):
-    train(f"fsdp2-{precision}", config=FSDP, mixed_precision=precision)
+    trained = train(f"fsdp2-{precision}", config=FSDP, mixed_precision=precision)
+    between, row = [], torch.zeros((1, 32), dtype=torch.long)
+    # Registered behind FSDP2's own hook: what the next block is handed.
+    trained.model.transformer.h[0].register_forward_hook(lambda *b, seen=between: seen.append(b[-1].dtype))
+    loss = trained.prepared(input_ids=row, labels=row).loss
+    saved[f"fsdp2-{precision}"] |= {"between_blocks": between, "loss_dtype": loss.dtype}
+train("ddp-bf16", config=DDP, mixed_precision="bf16")
+
+
+def checkpoint(key, **changes):
+    """Trains, saves, spoils everything, loads: the files, and the largest difference to what was saved."""
+    trained = train(key, config=FSDP, sgd=False, **changes)
+    folder = [tempfile.mkdtemp()]
+    broadcast_object_list(folder)
+    trained.accelerator.save_state(folder[0])
+
+    def tensors():
+        states = trained.optimizer.state.values()
+        return [*trained.model.parameters(), *(v for state in states for v in state.values() if v.ndim)]
+
+    before = [tensor.detach().clone() for tensor in tensors()]
+    for tensor in tensors():
+        tensor.data.fill_(7)
+    trained.accelerator.load_state(folder[0])
+    after = tensors()
+    assert len(after) == len(before) == 3 * len(list(trained.model.parameters()))
+    largest = max(float((a - b).abs().max().full_tensor()) for a, b in zip(after, before, strict=True))
+    files = sorted(str(path.relative_to(folder[0])) for path in Path(folder[0]).rglob("*") if path.is_file())
+    saved[key] |= {"files": files, "lost": largest}
+
+
+checkpoint("fsdp2-whole")
+checkpoint("fsdp2-sharded", fsdp_state_dict_type="SHARDED_STATE_DICT")
 for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
     compiling = ("--torch_compile", "--torch_compile_scope", "regional", "--torch_compile_cache_dir", sys.argv[2])
     trained = train(f"{engine}-compiled", "--gradient_accumulation_steps", "2", *compiling, config=config)

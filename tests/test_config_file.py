@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rungwise import config_file
 from rungwise.config_file import read
+from rungwise.flags import checked
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
@@ -60,7 +61,8 @@ GOOD = {
         "fsdp_reshard_after_forward": False,
     },
     "distributed_type: FSDP\nfsdp_config: {version: 2, state_dict_type: sharded_state_dict, offload_params: false}": {
-        "fsdp": True
+        "fsdp": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     },
     "machine_rank: 0\nnum_machines: 1\nmain_process_port: null\nfsdp_config: {}\ndebug: false": {},
 }
@@ -69,6 +71,20 @@ GOOD = {
 @pytest.mark.parametrize("text", GOOD)
 def test_values(text, config):
     assert read(config(text)) == (GOOD[text], [])
+
+
+@pytest.mark.parametrize("key", config_file.FSDP_VALUES)
+def test_what_sharding_may_be_told_in_several_ways_is_a_setting(key, config):
+    """A value that is accepted and changes nothing would be a false label."""
+    taken = []
+    for option in config_file.FSDP_VALUES[key]:
+        entries = {"version": 2, key: option}
+        text = ", ".join(f"{name}: {str(value).lower()}" for name, value in entries.items())
+        values, problems = read(config(f"distributed_type: FSDP\nfsdp_config: {{{text}}}"))
+        assert problems == []
+        assert all(checked(name, value, name, problems) == value for name, value in values.items())
+        taken.append(values)
+    assert all(taken.count(values) == 1 for values in taken)
 
 
 BAD = {

@@ -93,6 +93,30 @@ def test_half_precision_on_shards(two_ranks, one_process, precision, dtype):
     assert run["steps"][0][0] == pytest.approx(one_process["packed"].losses[0], rel=4 * rounding)
 
 
+@pytest.mark.parametrize("precision, dtype", [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_the_residual_stream_is_cast_nowhere_between_blocks(two_ranks, precision, dtype):
+    """Autocast keeps it in fp32; FSDP2 has it in half precision, handed on as it is, and the evidence says so."""
+    run = two_ranks[f"fsdp2-{precision}"]
+    assert run["between_blocks"] == [getattr(torch, dtype)]
+    assert run["evidence"]["residual_dtype"] == dtype
+    assert run["loss_dtype"] == torch.float32
+    for key in ("ddp-bf16", "ddp", "fsdp2"):
+        assert two_ranks[key]["evidence"]["residual_dtype"] == "float32", key
+    assert two_ranks["ddp-bf16"]["evidence"]["compute_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("key", ["fsdp2-whole", "fsdp2-sharded"])
+def test_a_checkpoint_is_whole_or_sharded_as_the_file_says(two_ranks, key):
+    run = two_ranks[key]
+    assert run["lost"] == 0
+    shards = {name for name in run["files"] if name.endswith(".distcp")}
+    parts = {f"{part}_0/__{rank}_0.distcp" for part in ("pytorch_model_fsdp", "optimizer") for rank in (0, 1)}
+    assert shards == (parts if key == "fsdp2-sharded" else set())
+    assert ("pytorch_model_fsdp.bin" in run["files"]) == (key == "fsdp2-whole")
+    # What is asked of the model as a whole is whole in either case.
+    assert run["weights"].keys() == two_ranks["fsdp2-adamw"]["weights"].keys()
+
+
 def test_accumulation_does_not_communicate_gradients_before_the_last_micro_batch(two_ranks):
     def count(key, name):
         return two_ranks[key]["collectives"].get(name, 0)

@@ -61,6 +61,7 @@ def test_evidence():
     assert trained.proof.check(trained.accelerator) == {
         "compute_dtype": "bfloat16",
         "parameter_dtype": "float32",
+        "residual_dtype": "float32",
         "gradient_scaler": False,
         "recomputed_blocks": 2 * 4 * 4,
         "compiled_graphs": 0,

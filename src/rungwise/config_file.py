@@ -31,7 +31,8 @@ UNSUPPORTED = (
     "dynamo_backend",
 )
 DISTRIBUTED_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "FSDP")
-# What FSDP2 takes from the file. Other values than these would change what a run is, or do nothing.
+# What FSDP2 takes from the file. Other values than these would change what a run is, or do nothing. One of several is
+# handed on as the setting `fsdp_<key>`.
 FSDP_VALUES: dict[str, tuple[Any, ...]] = {
     "version": (2,),
     "reshard_after_forward": (True, False),
@@ -55,8 +56,8 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     Returns:
         The values found, by the names of the settings they decide (`mixed_precision`,
         `gradient_accumulation_steps`, `torch_compile`, `torch_compile_mode`, `torch_compile_scope`, `use_cpu`,
-        `num_processes`, `fsdp`, `fsdp_reshard_after_forward`), and one message for each problem. Values of the wrong
-        type are left out.
+        `num_processes`, `fsdp`, `fsdp_reshard_after_forward`, `fsdp_state_dict_type`), and one message for each
+        problem. Values of the wrong type are left out.
     """
     raw, problem = _load(path)
     if problem:
@@ -222,6 +223,6 @@ def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list
             wanted = " or ".join(str(option).lower() if isinstance(option, bool) else str(option) for option in known)
             why = f" ({FSDP_MENDS[key]})" if key in FSDP_MENDS else ""
             problems.append(f"{path}: fsdp_config: fsdp_{key} must be {wanted}, not {value!r}{why}")
+        elif len(known) > 1:
+            values[f"fsdp_{key}"] = value
     values["fsdp"] = True
-    if isinstance(config.get("reshard_after_forward"), bool):
-        values["fsdp_reshard_after_forward"] = config["reshard_after_forward"]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "wandb", "rungwise")
+# The devices whose allocator counts its own peak; elsewhere (Apple's MPS, say) a run would have no memory figure.
+MEASURED_ACCELERATORS = ("cuda", "xpu")
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -38,17 +40,21 @@ def versions() -> dict[str, str | None]:
 
 def machine() -> dict[str, Any]:
     """What must stay the same for figures to be comparable: versions, device and threads."""
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device = measured_accelerator() or torch.device("cpu")
     count = torch.accelerator.device_count() if device.type != "cpu" else 1
     return {**versions(), "device": device_name(device), "device_count": count, "cores": os.cpu_count()}
 
 
+def measured_accelerator() -> torch.device | None:
+    """This machine's accelerator, if it is one whose memory can be measured."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return device if device is not None and device.type in MEASURED_ACCELERATORS else None
+
+
 def device_name(device: torch.device) -> str:
     """The device as its maker calls it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
     if device.type != "cpu":
-        return str(device)
+        return torch.get_device_module(device).get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -61,8 +67,9 @@ def native_precision(device: torch.device) -> list[str]:
     """The dtypes this device multiplies in hardware; the others work too, slower."""
     if device.type == "cuda":
         return ["fp32", "fp16"] + ["bf16"] * torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu":
-        return ["fp32"]
+    if device.type == "xpu":
+        known = torch.xpu.get_device_properties(device)
+        return ["fp32"] + ["fp16"] * known.has_fp16 + ["bf16"] * known.has_bfloat16_conversions
     # oneDNN, which multiplies matrices on the CPU, knows what this processor has instructions for.
     onednn = torch.ops.mkldnn
     found = ["fp32"]

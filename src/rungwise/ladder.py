@@ -18,13 +18,12 @@ import psutil
 import torch
 from filelock import FileLock, Timeout
 
-from .environment import machine
+from .environment import machine, measured_accelerator
 from .problems import SettingsError
 from .processes import end_processes, wait_for
 from .result import read_result, write_json
 from .run import check
 from .rungs import Rung
-from .techniques import measured_accelerator
 
 ROOT = Path(__file__).parents[2]
 # A rung with one of these has said what it has to say; any other is run again.

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from .compiler import CompileRecord
 from .models import CausalLMLoss
 from .settings import COMPUTE_DTYPES, Settings
-from .techniques import checkpointed_blocks
+from .techniques import checkpointed_blocks, repeated_blocks
 
 # With less of the compiled modules' parameters in compiled code, most of the model fell back to eager.
 LEAST_COMPILED = 0.5
@@ -42,6 +42,8 @@ class Proof:
         self.settings, self.compiled = settings, compiled
         self.dtypes: set[torch.dtype] = set()
         self.recomputed_blocks = 0
+        # What the norm of the last block was given: the dtype of the residual stream.
+        self.residual_dtype: torch.dtype | None = None
         self._model = model
         self._dropout = has_dropout(model)
         self._loss = model.loss_function
@@ -58,6 +60,8 @@ class Proof:
         self._hooks += [a.register_forward_hook(self._note_dtype) for a in activations if isinstance(a, nn.Module)]
         self._hooks.append(model.register_forward_pre_hook(lambda *_: self._enter(True)))
         self._hooks.append(model.register_forward_hook(lambda *_: self._enter(False)))
+        norms = [m for block in repeated_blocks(model)[-1:] for m in block.children() if "Norm" in type(m).__name__]
+        self._hooks += [norm.register_forward_pre_hook(self._note_residual) for norm in norms[:1]]
         for block in checkpointed_blocks(model):
             # A block's own hooks stay outside its checkpoint; its first part runs again inside.
             self._hooks.append(next(block.children()).register_forward_hook(self._note_recompute))
@@ -67,6 +71,10 @@ class Proof:
 
     def _note_dtype(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         self.dtypes.add(output.dtype)
+
+    def _note_residual(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], torch.Tensor):
+            self.residual_dtype = inputs[0].dtype
 
     def _note_recompute(self, *_: Any) -> None:
         # A part of the model that runs after the model's forward has ended is run by the backward pass.
@@ -166,6 +174,8 @@ class Proof:
         return {
             "compute_dtype": COMPUTE_DTYPES[self.settings.precision],
             "parameter_dtype": self._parameter_dtype(),
+            # None where it was not seen: in compiled code, or in blocks that have no norm.
+            "residual_dtype": _name(self.residual_dtype) if self.residual_dtype else None,
             "gradient_scaler": scaled,
             "recomputed_blocks": self.recomputed_blocks,
             "compiled_graphs": self.compiled.graphs if self.compiled else 0,

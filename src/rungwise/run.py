@@ -39,14 +39,15 @@ def check(
     for check_part in (
         models.problems,
         techniques.problems,
-        sharding.problems,
         checkpoint.problems,
         data.problems,
         tracking.problems,
         eager_run.problems,
     ):
         problems += check_part(settings)
-    return settings, problems + compiler.problems(settings, device_type(settings))
+    for check_device in (sharding.problems, compiler.problems):
+        problems += check_device(settings, device_type(settings))
+    return settings, problems
 
 
 def configure(argv: Sequence[str] | None = None, description: str | None = None) -> Settings:

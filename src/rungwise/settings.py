@@ -142,6 +142,9 @@ class Settings:
 
     mixed_precision: str = _derived("no", "no, bf16 or fp16; the config decides")
     fsdp: bool = _derived(False, "shard parameters, gradients and optimizer state by FSDP2; the config decides")
+    fsdp_state_dict_type: str = _derived(
+        "FULL_STATE_DICT", "FSDP2: a checkpoint is written whole by one process, or SHARDED by all; the config decides"
+    )
     use_cpu: bool = _derived(False, "train on the CPU even where there is an accelerator; the config decides")
     num_processes: int = _derived(1, "processes, as launched")
     micro_batch_size: int = _derived(16, "rows a process runs forward and backward at a time")

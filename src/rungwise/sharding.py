@@ -7,6 +7,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from .settings import COMPUTE_DTYPES, Settings
 
+# How an accelerator is kept from a process.
+HIDDEN_BY = {
+    "cuda": "hide it by CUDA_VISIBLE_DEVICES= before the command",
+    "xpu": "install PyTorch's build for CPUs alone, or use DDP, as in accelerate_configs/ddp_cpu.yaml",
+}
+
 
 def plugin(settings: Settings) -> FullyShardedDataParallelPlugin | None:
     """What Accelerate is told about sharding, if the config asks for it. Each repeated block is gathered by itself."""
@@ -17,7 +23,7 @@ def plugin(settings: Settings) -> FullyShardedDataParallelPlugin | None:
         reshard_after_forward=settings.fsdp_reshard_after_forward,
         mixed_precision_policy=_precision(settings),
         auto_wrap_policy="transformer_based_wrap",
-        state_dict_type="FULL_STATE_DICT",
+        state_dict_type=settings.fsdp_state_dict_type,
         cpu_ram_efficient_loading=False,
     )
 
@@ -34,22 +40,34 @@ def shard_on_cpu(accelerator: Accelerator, sharding: FullyShardedDataParallelPlu
         state.distributed_type = DistributedType.FSDP
 
 
-def problems(settings: Settings) -> list[str]:
-    """Sharding that this machine cannot do."""
-    if settings.fsdp and settings.use_cpu and torch.accelerator.current_accelerator(check_available=True) is not None:
+def problems(settings: Settings, device_type: str) -> list[str]:
+    """What FSDP2 cannot be had with: in these settings, or on this machine for a run on a device of this type."""
+    if not settings.fsdp:
+        return []
+    found = []
+    if settings.torch_compile and settings.torch_compile_scope == "model":
+        found.append(
+            "--torch_compile of the whole model under FSDP2: its graph breaks at every block, which FSDP2 gathers "
+            "from outside; use --torch_compile_scope regional"
+        )
+    present = torch.accelerator.current_accelerator(check_available=True)
+    if device_type == "cpu" and present is not None:
         # fully_shard makes its mesh of the machine's accelerators, whatever device the model is on.
-        return [
-            "FSDP2 on the CPU of a machine with GPUs needs them hidden; set CUDA_VISIBLE_DEVICES= before the command"
-        ]
-    return []
+        mend = HIDDEN_BY.get(present.type, "it cannot be hidden; use DDP, as in accelerate_configs/ddp_cpu.yaml")
+        found.append(f"FSDP2 on the CPU: it would take this machine's accelerator ({present.type}) instead; {mend}")
+    return found
 
 
 def _precision(settings: Settings) -> MixedPrecisionPolicy:
-    """FSDP2 casts parameters as it gathers them, in place of autocast.
+    """FSDP2 gathers parameters in half precision, in place of autocast, and sums gradients in fp32.
 
-    Gradients are summed in fp32 and the loss is fp32, which Accelerate's own policy would also have in half precision.
+    Autocast keeps the residual stream between the blocks in fp32. Here it is in half precision, as a block's norms and
+    sums are, and is handed on as it is: cast to fp32 behind each block, it would take twice the memory and hold no
+    more, since the next block casts it back. Autocast inside FSDP2 would keep it in fp32, and with it, from forward to
+    backward, a cast copy of each gathered parameter, which is what sharding is to save. The loss is fp32, since it is
+    computed from logits that `CausalLMLoss` casts.
     """
     if settings.mixed_precision == "no":
         return MixedPrecisionPolicy()
     dtype = getattr(torch, COMPUTE_DTYPES[settings.mixed_precision])
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

@@ -18,11 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from . import autocast, cpu_matmul, sharding
 from .compiler import CompileRecord
-from .environment import native_precision
+from .environment import measured_accelerator, native_precision
 from .settings import Settings
-
-# The devices whose allocator counts its own peak; elsewhere (Apple's MPS, say) a run would have no memory figure.
-MEASURED_ACCELERATORS = ("cuda", "xpu")
 
 
 class UnavailableTechnique(RuntimeError):
@@ -80,12 +77,6 @@ def device_type(settings: Settings) -> str:
     """The kind of device that a run with these settings uses here: cpu, cuda or xpu."""
     device = measured_accelerator()
     return "cpu" if settings.use_cpu or device is None else device.type
-
-
-def measured_accelerator() -> torch.device | None:
-    """This machine's accelerator, if it is one whose memory can be measured."""
-    device = torch.accelerator.current_accelerator(check_available=True)
-    return device if device is not None and device.type in MEASURED_ACCELERATORS else None
 
 
 def _not_about_kernels(record: logging.LogRecord) -> bool:
