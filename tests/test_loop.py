@@ -120,19 +120,19 @@ def fp32():
     return train_tiny(tiny_settings("--max_steps", "8"))
 
 
-@pytest.mark.parametrize("precision, unit", [("bf16", 2**-9), ("fp16", 2**-12)])
+@pytest.mark.parametrize("precision, unit", [("bf16", 2**-8), ("fp16", 2**-11)])
 def test_half_precision_follows_fp32(fp32, precision, unit):
-    """First-order bound: each of the forward's matrix products rounds its result by at most `unit` of its size.
+    """Half the first-order bound: each matrix product of the forward rounds its result by at most `unit` of its size.
 
     The loss moves by at most twice the largest change of a logit. Four products a block and the head give
-    2 x (4 x 2 + 1) x unit x max|logit|. Errors of later steps add up, one bound a step. The losses must differ, too:
-    equal ones would be fp32 under another name.
+    2 x (4 x 2 + 1) x unit x max|logit|, if all of them round the same way; half of that is what is held to. Errors of
+    later steps add up, one bound a step. The losses must differ, too: equal ones would be fp32 under another name.
     """
     half = train_tiny(tiny_settings("--max_steps", "8", config=f"accelerate_configs/{precision}.yaml"))
     rows = torch.randint(128, (16, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         largest_logit = float(fp32.model(input_ids=rows).logits.abs().max())
-    bound = 2 * (4 * 2 + 1) * unit * largest_logit
+    bound = (4 * 2 + 1) * unit * largest_logit
     differences = [abs(a - b) for a, b in zip(half.losses, fp32.losses, strict=True)]
     assert all(difference <= bound * (n + 1) for n, difference in enumerate(differences))
     assert max(differences) > 0

@@ -92,7 +92,7 @@ def test_pure_bf16_halves_parameters_gradients_and_optimizer_state():
     assert 2 * (state[0] - counts) == state[1] - counts
     half.model(input_ids=torch.zeros(1, 32, dtype=torch.long)).logits.sum().backward()
     assert {p.grad.dtype for p in half.model.parameters()} == {torch.bfloat16}
-    assert half.losses == pytest.approx(full.losses, rel=4 * 2**-9)
+    assert half.losses == pytest.approx(full.losses, rel=2 * 2**-8)
 
 
 def test_a_model_that_ignores_what_to_divide_by_is_refused():

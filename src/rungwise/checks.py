@@ -12,9 +12,10 @@ SAVED_BY_BF16 = 0.30
 SAVED_BY_CHECKPOINTING = 0.30
 COST_OF_CHECKPOINTING = 0.75
 # The relative distance of two losses: of step 1, where the weights are still equal, and of all steps on average.
-# The step-1 bounds are four units of rounding of the dtype in which the products are computed; later steps start from
-# weights that AdamW has moved apart, for which 5% is the lesson's bound.
-STEP_1 = {"bf16": 4 * 2.0**-9, "fp16": 4 * 2.0**-12}
+# The step-1 bounds are two units of rounding of the dtype in which the products are computed (2^-8 and 2^-11, half the
+# distance from 1 to the next number); later steps start from weights that AdamW has moved apart, for which 5% is the
+# lesson's bound.
+STEP_1 = {"bf16": 2 * 2.0**-8, "fp16": 2 * 2.0**-11}
 ALL_STEPS = 0.05
 # Accumulation changes no product of the forward pass, only the order of sums and how a kernel blocks them: 16 units of
 # fp32 for a sum of some thousand losses; in half precision a few values may round the other way, a hundredth of what
