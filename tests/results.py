@@ -55,9 +55,12 @@ BASE = {
         "step_ms_median": 100.0,
         "step_ms_p10": 95.0,
         "step_ms_p90": 110.0,
+        "step_ms_mean": 100.0,
+        "disturbed": None,
         "timed_steps": 10,
         "tokens": 100,
         "all_steps_seconds": 1.3,
+        "restored_steps": 0,
     },
     "memory": {
         "peak_allocated_mib": 1000.0,
@@ -107,7 +110,7 @@ def result(
     made["memory"]["peak_allocated_mib"] = peak
     made["memory"]["activations_mib"] = peak - 400
     speed = {"step_ms_median": step_ms, "step_ms_p10": step_ms - spread, "step_ms_p90": step_ms + spread}
-    made["throughput"] |= {**speed, "tokens_per_second": 1e5 / step_ms}
+    made["throughput"] |= {**speed, "step_ms_mean": step_ms, "tokens_per_second": 1e5 / step_ms}
     if settings.get("torch_compile"):
         made["compile"] = copy.deepcopy(COMPILE)
     if losses:

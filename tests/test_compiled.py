@@ -2,10 +2,11 @@
 
 import json
 
-from rungwise.compare import Spread, break_even
+from rungwise.compare import break_even
 from rungwise.compiled import compiled_lines, compiled_rows
 from rungwise.eager_run import compare, problems
 from rungwise.report import terminal_table, write_report
+from rungwise.spread import Spread
 
 import pytest
 from harness import tiny_settings

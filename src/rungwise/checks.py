@@ -1,11 +1,10 @@
 """Claims of the lesson, each held against the rungs that can decide it."""
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .compare import OWNERS, RungResult, pairs
+from .compare import OWNERS, RungResult, distances, pairs
 from .settings import COMPUTE_DTYPES
 
 SAVED_BY_BF16 = 0.30
@@ -150,11 +149,15 @@ def _saves(share: float) -> Decide:
 
 
 def _costs(before: RungResult, after: RungResult) -> tuple[str, str, str]:
+    """Decided where the step is told apart from the longest that is allowed, as two rungs' steps are."""
     bound = f"at most {COST_OF_CHECKPOINTING:.0%} more"
     if before.step_ms is None or after.step_ms is None:
         return "SKIP", "too few timed steps for a speed", bound
     cost = after.step_ms.median / before.step_ms.median - 1
     text = f"{before.step_ms.median:,.0f} to {after.step_ms.median:,.0f} ms a step, {cost:+.1%}"
+    if why := after.step_ms.undecided(before.step_ms * (1 + COST_OF_CHECKPOINTING)):
+        spreads = " to ".join(f"{step.low:,.0f}–{step.high:,.0f}" for step in (before.step_ms, after.step_ms))
+        return "SKIP", f"{text} ({spreads}); not decided at this bound: {why}", bound
     return _verdict(cost <= COST_OF_CHECKPOINTING), text, bound
 
 
@@ -229,21 +232,6 @@ def _active(rung: RungResult) -> Check:
     words += [f"blocks recomputed: {seen['recomputed_blocks']}"] * bool(seen.get("recomputed_blocks"))
     words += [f"graphs compiled: {seen['compiled_graphs']}"] * bool(seen.get("compiled_graphs"))
     return Check(claim, (rung.name,), _verdict(not wrong), "; ".join(wrong or words), bound)
-
-
-def distances(a: RungResult, b: RungResult) -> tuple[float, float]:
-    """How far two loss trajectories lie apart, relative to `a`: at step 1, and on average.
-
-    At step 1 the weights and the rows are equal. On average after equal numbers of updates: a step that fp16 skipped
-    taught nothing.
-    """
-    first, each = _relative(a.losses[:1], b.losses[:1]), _relative(a.updates, b.updates)
-    return (first[0], statistics.fmean(each)) if first and each else (float("inf"), float("inf"))
-
-
-def _relative(a: list[float | None], b: list[float | None]) -> list[float]:
-    pairs_of_losses = ((x, y) for x, y in zip(a, b, strict=False) if x is not None and y is not None)
-    return [abs(y - x) / abs(x) if x else abs(y) for x, y in pairs_of_losses]
 
 
 def _verdict(passed: bool) -> str:

@@ -62,6 +62,7 @@ class Climb:
         if speed.get("step_ms_median"):
             line += f", {speed['step_ms_median']:,.0f} ms a step"
             line += f" ({speed['step_ms_p10']:,.0f}–{speed['step_ms_p90']:,.0f})"
+            line += f", disturbed: {speed['disturbed']}" if speed["disturbed"] else ""
         line += f", loss {loss:.4f}" if loss else ""
         if result["status"] == "ok":
             outside = took - speed["all_steps_seconds"]

@@ -12,6 +12,7 @@ from typing import Any
 
 from .result import read_result
 from .settings import compute_precision
+from .spread import Spread, disturbance
 
 OWNERS = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
 # Settings that name a run and its place, or follow from others: two rungs that differ in them alone are the same.
@@ -31,19 +32,6 @@ NAMING = (
 BESIDE = {"torch_compile": ("torch_compile_mode", "torch_compile_scope", "activation_memory_budget")}
 # A rung's status is its worst round's.
 WORST_FIRST = ("failed", "diverged", "out_of_memory", "skipped", "ok")
-
-
-@dataclass
-class Spread:
-    """A figure with the range that it moved in."""
-
-    median: float
-    low: float
-    high: float
-
-    def differs(self, other: "Spread") -> bool:
-        """Whether the two ranges lie apart. Only then one is called larger than the other."""
-        return self.low > other.high or self.high < other.low
 
 
 @dataclass
@@ -92,15 +80,17 @@ class RungResult:
 
     @property
     def step_ms(self) -> Spread | None:
-        """Wall time of an optimizer step: the median of all rounds, from the lowest p10 to the highest p90."""
+        """Wall time of an optimizer step: the median of all rounds, from the lowest p10 to the highest p90.
+
+        It is disturbed if that of a round is, or if rounds differ as much as a disturbed round's steps do.
+        """
         timed = [r["throughput"] for r in self.rounds if r["throughput"].get("step_ms_median")] if self.ok else []
         if not timed:
             return None
-        return Spread(
-            statistics.median(speed["step_ms_median"] for speed in timed),
-            min(speed["step_ms_p10"] for speed in timed),
-            max(speed["step_ms_p90"] for speed in timed),
-        )
+        median = statistics.median(speed["step_ms_median"] for speed in timed)
+        low, high = min(speed["step_ms_p10"] for speed in timed), max(speed["step_ms_p90"] for speed in timed)
+        why = next((speed["disturbed"] for speed in timed if speed.get("disturbed")), None)
+        return Spread(median, low, high, why or disturbance(median, low, high))
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -201,6 +191,21 @@ def differing(before: dict[str, Any], after: dict[str, Any], setting: str) -> se
     return names - set(NAMING) - (set(BESIDE.get(setting, ())) if setting in names else set())
 
 
+def distances(a: RungResult, b: RungResult) -> tuple[float, float]:
+    """How far two loss trajectories lie apart, relative to `a`: at step 1, and on average.
+
+    At step 1 the weights and the rows are equal. On average after equal numbers of updates: a step that fp16 skipped
+    taught nothing.
+    """
+    first, each = _relative(a.losses[:1], b.losses[:1]), _relative(a.updates, b.updates)
+    return (first[0], statistics.fmean(each)) if first and each else (float("inf"), float("inf"))
+
+
+def _relative(a: list[float | None], b: list[float | None]) -> list[float]:
+    pairs_of_losses = ((x, y) for x, y in zip(a, b, strict=False) if x is not None and y is not None)
+    return [abs(y - x) / abs(x) if x else abs(y) for x, y in pairs_of_losses]
+
+
 def break_even(compile_seconds: float, eager: Spread | None, compiled: Spread | None) -> tuple[int | None, str]:
     """The step at which the time spent compiling has paid for itself, and the same in words.
 
@@ -208,8 +213,8 @@ def break_even(compile_seconds: float, eager: Spread | None, compiled: Spread | 
     """
     if eager is None or compiled is None:
         return None, "not known: too few timed steps"
-    if not compiled.differs(eager):
-        return None, "not known: the spreads overlap"
+    if why := compiled.undecided(eager):
+        return None, f"not known: {why}"
     if compiled.median > eager.median:
         return None, "never: slower"
     steps = math.ceil(1000 * compile_seconds / (eager.median - compiled.median))

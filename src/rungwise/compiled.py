@@ -3,6 +3,7 @@
 from typing import Any
 
 from .compare import RungResult, break_even, eager_and_compiled
+from .table import longer, step_columns, step_words
 
 HEADS = (
     "compiled rung",
@@ -38,8 +39,9 @@ def compiled_rows(rungs: list[RungResult]) -> list[dict[str, Any]]:
                 **{name: notes.get(name, []) for name in ("graph_break_reasons", "recompile_reasons")},
                 "peak_mib": rung.peak,
                 "eager_peak_mib": eager.peak if eager else None,
-                "step_ms": rung.step_ms.median if rung.step_ms else None,
-                "eager_step_ms": eager.step_ms.median if eager and eager.step_ms else None,
+                **step_columns(rung.step_ms),
+                **{f"eager_{name}": value for name, value in step_columns(eager and eager.step_ms).items()},
+                "step_vs_eager": longer(eager and eager.step_ms, rung.step_ms),
                 "break_even_steps": steps,
                 "break_even": verdict,
             }
@@ -57,7 +59,7 @@ def compiled_lines(rows: list[dict[str, Any]]) -> list[str]:
             "" if row["seconds"] is None else f"{row['seconds']:,.1f} ({row['cache']})",
             *("" if row[name] is None else str(row[name]) for name in ("graphs", "graph_breaks", "recompiles")),
             memory_words(row),
-            _from_to(row["eager_step_ms"], row["step_ms"], 0),
+            _step_words(row),
             row["break_even"],
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -73,16 +75,16 @@ def compiled_lines(rows: list[dict[str, Any]]) -> list[str]:
 def memory_words(row: dict[str, Any]) -> str:
     """How compiling changed the peak: compilers fuse and recompute, but also plan buffers of their own."""
     before, after = row["eager_peak_mib"], row["peak_mib"]
-    text = _from_to(before, after, 1)
     if before is None or after is None:
-        return text
+        return "" if after is None else f"{after:,.1f}"
     change = after / before - 1
+    text = f"{before:,.1f} → {after:,.1f} ({change:+.1%})"
     return f"{text}, {'unchanged' if f'{before:.1f}' == f'{after:.1f}' else 'lower' if change < 0 else 'higher'}"
 
 
-def _from_to(before: float | None, after: float | None, digits: int) -> str:
-    if after is None:
-        return ""
-    if before is None:
-        return f"{after:,.{digits}f}"
-    return f"{before:,.{digits}f} → {after:,.{digits}f} ({after / before - 1:+.1%})"
+def _step_words(row: dict[str, Any]) -> str:
+    eager = {name.removeprefix("eager_"): value for name, value in row.items() if name.startswith("eager_step_ms")}
+    before, after = step_words(eager), step_words(row)
+    if not before or not after:
+        return after
+    return f"{before} → {after}, {'≈' if row['step_vs_eager'] is None else format(row['step_vs_eager'], '+.1%')}"

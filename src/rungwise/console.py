@@ -84,6 +84,7 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
     """The end of a run as a person reads it."""
     lines = [f"{result['name']}: {result['status']}" + (f" - {result['reason']}" if result["reason"] else "")]
     memory, speed, loss = result["memory"], result["throughput"], result["loss"]
+    whose = " after resuming" if speed["restored_steps"] else ""
     if memory.get("peak_allocated_mib") is not None:
         owners = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
         owned = ", ".join(f"{owner.replace('_', ' ')} {memory[f'{owner}_mib']:,.1f}" for owner in owners)
@@ -95,10 +96,15 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
             "speed",
             f"{speed['tokens_per_second']:,.0f} tokens/s; a step {speed['step_ms_median']:,.1f} ms "
             f"(p10 {speed['step_ms_p10']:,.1f}, p90 {speed['step_ms_p90']:,.1f}, "
-            f"{speed['timed_steps']} timed steps)",
+            f"{speed['timed_steps']} timed steps{whose})",
         )
+        if speed["disturbed"]:
+            lines += _row(
+                "", f"disturbed: {speed['disturbed']}; run it again on a quiet machine before you compare it"
+            )
     elif result["status"] == "ok":
-        lines += _row("speed", f"not claimed: {speed['timed_steps']} timed steps, {LEAST_TIMED_STEPS} are needed")
+        text = f"not claimed: {speed['timed_steps']} timed steps{whose}, {LEAST_TIMED_STEPS} are needed"
+        lines += _row("speed", text)
     if result["compile"]:
         lines += _compile_rows(result["compile"])
     if result["amp"]:

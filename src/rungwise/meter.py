@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from .settings import COMPUTE_DTYPES
+from .spread import disturbance
 
 # Fewer timed steps than this are not enough to claim a speed.
 LEAST_TIMED_STEPS = 10
@@ -80,7 +81,7 @@ class StepMeter:
             timing.peak_bytes = self.memory.peak_bytes()
 
 
-def throughput(seconds: list[float], tokens: list[int]) -> dict[str, float | int | None]:
+def throughput(seconds: list[float], tokens: list[int]) -> dict[str, Any]:
     """The speed of the timed steps, keyed as in `result.json`.
 
     Args:
@@ -88,16 +89,19 @@ def throughput(seconds: list[float], tokens: list[int]) -> dict[str, float | int
         tokens: tokens of each timed step that carried a loss, over all processes.
 
     Returns:
-        Rates and times are None where fewer than ten steps were timed.
+        Rates and times are None where fewer than ten steps were timed. `disturbed` says why the times are not to be
+        compared, and is None where they are.
     """
-    found: dict[str, float | int | None] = dict.fromkeys(
-        ("tokens_per_second", "step_ms_median", "step_ms_p10", "step_ms_p90")
+    found: dict[str, Any] = dict.fromkeys(
+        ("tokens_per_second", "step_ms_median", "step_ms_mean", "step_ms_p10", "step_ms_p90", "disturbed")
     )
     if len(seconds) >= LEAST_TIMED_STEPS:
         tenths = statistics.quantiles(seconds, n=10, method="inclusive")
         found["tokens_per_second"] = sum(tokens) / sum(seconds)
-        found["step_ms_median"] = 1000 * statistics.median(seconds)
+        median, mean = statistics.median(seconds), statistics.fmean(seconds)
+        found["step_ms_median"], found["step_ms_mean"] = 1000 * median, 1000 * mean
         found["step_ms_p10"], found["step_ms_p90"] = 1000 * tenths[0], 1000 * tenths[-1]
+        found["disturbed"] = disturbance(median, tenths[0], tenths[-1], mean)
     return found | {"timed_steps": len(seconds), "tokens": sum(tokens)}
 
 

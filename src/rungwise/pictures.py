@@ -80,7 +80,8 @@ def memory_and_speed(rungs: list[RungResult]) -> Figure | None:
             time = rung.step_ms
             error = [[max(0, time.median - time.low)], [max(0, time.high - time.median)]]
             right.barh(y, time.median, color="#999999", height=0.7, xerr=error, ecolor="black", capsize=3)
-            right.text(time.high, y, f" {time.median:,.0f}", va="center")
+            note = " disturbed" if time.disturbed else ""
+            right.text(time.high, y, f" {time.median:,.0f}{note}", va="center")
         else:
             right.text(0, y, " not claimed", va="center", style="italic")
     left.set_yticks(range(len(rungs)), [rung.name for rung in rungs])
@@ -152,6 +153,9 @@ def _trade_off(
     time_axes = memory_axes.twinx()
     time_axes.spines["right"].set_visible(True)
     timed = [(value, rung.step_ms) for value, rung in zip(values, family, strict=True) if rung.step_ms]
+    for value, time in timed:
+        if time.disturbed:
+            time_axes.annotate("disturbed", (value, time.high), (0, 4), ha="center", **POINTS)
     if timed:
         low = [max(0, time.median - time.low) for _, time in timed]
         high = [max(0, time.high - time.median) for _, time in timed]
@@ -169,8 +173,12 @@ def _trade_off(
         memory_axes.axhline(rung.peak, color=COLOURS[0], linestyle=":")
         memory_axes.annotate(f"{rung.name}: {rung.peak:,.0f} MiB", (values[0], rung.peak), (4, 4), **POINTS)
         if rung.step_ms:
-            time_axes.axhline(rung.step_ms.median, color=COLOURS[5], linestyle=":")
-            text, place = f"{rung.name}: {rung.step_ms.median:,.0f} ms", (values[-1], rung.step_ms.median)
+            time = rung.step_ms
+            time_axes.axhline(time.median, color=COLOURS[5], linestyle=":")
+            # Its spread, as wide as the others' bars are long.
+            time_axes.axhspan(time.low, time.high, color=COLOURS[5], alpha=0.1, linewidth=0)
+            note = ", disturbed" if time.disturbed else ""
+            text, place = f"{rung.name}: {time.median:,.0f} ms{note}", (values[-1], time.median)
             time_axes.annotate(text, place, (-4, 4), ha="right", **POINTS)
     for axes in (memory_axes, time_axes):
         axes.margins(y=0.12)

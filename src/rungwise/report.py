@@ -11,7 +11,7 @@ from .compare import OWNERS, RungResult, load
 from .compiled import compiled_lines, compiled_rows
 from .pictures import draw
 from .problems import SettingsError
-from .table import COLUMNS, conditions, table
+from .table import COLUMNS, conditions, step_words, table
 
 PICTURES = {
     "ladder.png": "Peak memory by owner, and step time",
@@ -85,6 +85,8 @@ def markdown(report: Report, title: str) -> str:
             "",
         ]
     lines += [*markdown_table(report), "", NOTES, ""]
+    if disturbed := [_escaped(f"- {_disturbed(row)}") for row in report.rows if row["disturbed"]]:
+        lines += [*disturbed, ""]
     if report.compiled:
         lines += ["## Compiling", "", *compiled_lines(report.compiled), "", COMPILE_NOTES, ""]
     lines += ["## Checks", "", "| check | rungs | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
@@ -163,6 +165,8 @@ def terminal_table(report: Report) -> str:
     for row in report.rows:
         if row["status"] != "ok":
             lines.append(f"{row['rung']}: {row['reason']}")
+        if row["disturbed"]:
+            lines.append(_disturbed(row))
     for row in report.compiled:
         against = f" against {row['eager']}" if row["eager"] else ""
         lines.append(f"{row['rung']}: break-even {row['break_even']}{against}")
@@ -179,7 +183,8 @@ def terminal_table(report: Report) -> str:
 NOTES = """\
 Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. The spread of
 a step is from the 10th to the 90th percentile of its steps, over several rounds from the lowest to the highest. Speed
-is compared by the median step; ≈ marks steps whose spreads overlap: no difference is claimed. Losses are compared at
+is compared by the median step; ≈ marks steps whose spreads overlap, or of which one was disturbed: no difference is
+claimed. A rung is disturbed if p90 is over twice p10, or if mean and median lie over 10% apart. Losses are compared at
 the last step."""
 
 COMPILE_NOTES = """\
@@ -195,9 +200,11 @@ def _speed_change(row: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def _step(row: dict[str, Any]) -> str:
-    if row["step_ms"] is None:
-        return ""
-    return f"{row['step_ms']:,.0f} ({row['step_ms_low']:,.0f}–{row['step_ms_high']:,.0f})"
+    return f"{step_words(row)} disturbed" if row["disturbed"] else step_words(row)
+
+
+def _disturbed(row: dict[str, Any]) -> str:
+    return f"{row['rung']}: disturbed, {row['disturbed']}; its speed is not compared: run it again on a quiet machine"
 
 
 def _number(value: float | None, digits: int = 0) -> str:

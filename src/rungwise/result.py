@@ -17,6 +17,10 @@ from .settings import Settings
 SCHEMA = 1
 # The reason in a result file until its run has ended.
 UNFINISHED = "ended before it was finished (killed?)"
+# Groups of figures, and what their names start with where steps have figures of the same names.
+PREFIXES = {"throughput": "perf", "memory": "memory", "compile": "compile", "amp": "amp"}
+# Per second, of a step and of a run; the last two only where the model's FLOPs are known.
+RATES = ("tokens_per_second", "tokens_per_second_per_device", "model_tflops", "utilization")
 
 
 @dataclass
@@ -31,6 +35,8 @@ class Record:
     memory: dict[str, float | None] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    # How many of the steps an earlier process took: their losses are the run's, their speed is not this process's.
+    restored_steps: int = 0
     evaluations: list[dict[str, float]] = field(default_factory=list)
     # Kept up to date by `add`: summing over all steps at each step would make long runs slow.
     tokens: int = 0
@@ -39,7 +45,10 @@ class Record:
     matmul_flops_per_second: float = math.inf
 
     def add(self, step: Step) -> dict[str, Any]:
-        """Keeps one step. Returns its metrics by name; speed stands only in those that were timed."""
+        """Keeps one step. Returns its metrics by name; speed stands only in those that were timed.
+
+        A restored step has no utilization: the rate of a matrix product was measured by this process, maybe elsewhere.
+        """
         self.steps.append(step)
         self.tokens += step.tokens
         self.skipped_steps += step.skipped
@@ -51,30 +60,37 @@ class Record:
         }
         if step.timed:
             row["perf/step_ms"] = 1000 * step.seconds
-            row |= {f"perf/{name}": value for name, value in self._speed(step.tokens, step.seconds).items()}
+            rates = self._rates(1, step.tokens, step.seconds)
+            if len(self.steps) <= self.restored_steps:
+                rates.pop("utilization", None)
+            row |= {f"perf/{name}": value for name, value in rates.items()}
         if step.peak_bytes is not None:
             row["memory/peak_allocated_mib"] = step.peak_bytes / MIB
         row |= {f"compile/{name}": value for name, value in self.compile.items() if isinstance(value, int | float)}
         return row | {f"amp/{name}": value for name, value in self._amp().items()}
 
-    def _speed(self, tokens: float, seconds: float) -> dict[str, float]:
+    def _rates(self, steps: int, tokens: int, seconds: float) -> dict[str, float]:
+        """What was done a second in this many steps, which took these seconds together."""
         rate = tokens / seconds
         found = {
             "tokens_per_second": rate,
             "tokens_per_second_per_device": rate / self.settings.num_processes,
         }
         if self.row_flops is not None:
-            flops = self.row_flops * self.settings.global_batch_size / seconds
+            flops = steps * self.row_flops * self.settings.global_batch_size / seconds
             found["model_tflops"] = flops / 1e12
             found["utilization"] = flops / self.settings.num_processes / self.matmul_flops_per_second
         return found
 
     def _throughput(self) -> dict[str, Any]:
-        timed = [step for step in self.steps if step.timed]
-        found = throughput([step.seconds for step in timed], [step.tokens for step in timed])
+        """The speed of this process's own steps. A rate that is not known or not claimed is None."""
+        own = self.steps[self.restored_steps :]
+        timed = [step for step in own if step.timed]
+        found = dict.fromkeys(RATES) | throughput([step.seconds for step in timed], [step.tokens for step in timed])
         if found["tokens_per_second"] is not None:
-            found |= self._speed(found["tokens"], sum(step.seconds for step in timed))
-        return found | {"all_steps_seconds": sum(step.seconds for step in self.steps)}
+            found |= self._rates(len(timed), found["tokens"], sum(step.seconds for step in timed))
+        all_seconds = sum(step.seconds for step in own)
+        return found | {"all_steps_seconds": all_seconds, "restored_steps": self.restored_steps}
 
     def _amp(self) -> dict[str, Any]:
         if not self.steps or self.steps[-1].loss_scale is None:
@@ -120,9 +136,8 @@ class Record:
     def summary(self) -> dict[str, Any]:
         """The figures of the run by their metric names, for a tracker."""
         result = self.as_dict()
-        prefixes = {"throughput": "perf", "memory": "memory", "compile": "compile", "amp": "amp"}
         figures = {
-            f"{prefix}/{key}": value for group, prefix in prefixes.items() for key, value in result[group].items()
+            f"{prefix}/{key}": value for group, prefix in PREFIXES.items() for key, value in result[group].items()
         }
         losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if result["loss"]}
         return {"status": self.status, "reason": self.reason, **losses, **figures}

@@ -169,6 +169,7 @@ class Run:
     def resume(self, scheduler: LRScheduler) -> int:
         """Goes on from the checkpoint that was asked for, if any. Returns how many steps it has behind it."""
         steps, self.record.evaluations = checkpoint.load_checkpoint(self.accelerator, scheduler, self.settings)
+        self.record.restored_steps = len(steps)
         with self.signals.whole():
             for step in steps:
                 self._keep(step)

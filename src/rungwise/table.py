@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .compare import NAMING, OWNERS, RungResult, Spread, reference
+from .compare import NAMING, OWNERS, RungResult, reference
+from .spread import Spread
 
 COLUMNS = (
     "rung",
@@ -17,6 +18,7 @@ COLUMNS = (
     "step_ms",
     "step_ms_low",
     "step_ms_high",
+    "disturbed",
     "tokens_per_second",
     "speed_vs_first",
     "compile_seconds",
@@ -31,7 +33,7 @@ COLUMNS = (
 def table(rungs: list[RungResult]) -> list[dict[str, Any]]:
     """One row a rung, keyed as in COLUMNS; None for what was not measured. Changes are shares: -0.36 is 36% less.
 
-    Speed has a change only where the spreads of the two rungs lie apart.
+    Speed has a change only where the steps of the two rungs are told apart. `disturbed` is a reason, or None.
     """
     first, fp32 = rungs[0], reference(rungs)
     rows = []
@@ -49,13 +51,10 @@ def table(rungs: list[RungResult]) -> list[dict[str, Any]]:
                     for owner in OWNERS
                     if owner != "buffers"
                 },
-                "step_ms": step.median if step else None,
-                "step_ms_low": step.low if step else None,
-                "step_ms_high": step.high if step else None,
+                **step_columns(step),
+                "disturbed": step.disturbed if step else None,
                 "tokens_per_second": rung.tokens_per_second,
-                "speed_vs_first": _change(step.median, first.step_ms.median)
-                if rung is not first and _apart(first.step_ms, step)
-                else None,
+                "speed_vs_first": longer(step, first.step_ms) if rung is not first else None,
                 "compile_seconds": rung.compile_seconds,
                 "last_loss": rung.last_loss,
                 "loss_vs_fp32": rung.last_loss - fp32.last_loss
@@ -89,5 +88,20 @@ def _change(before: float | None, after: float | None) -> float | None:
     return after / before - 1 if before and after is not None else None
 
 
-def _apart(a: Spread | None, b: Spread | None) -> bool:
-    return a is not None and b is not None and a.differs(b)
+def step_columns(step: Spread | None) -> dict[str, float | None]:
+    """A step time in ms as columns of a row: its median, its spread, None where it is not claimed."""
+    names = ("step_ms", "step_ms_low", "step_ms_high")
+    return dict(zip(names, (step.median, step.low, step.high) if step else (None, None, None), strict=True))
+
+
+def step_words(row: dict[str, Any]) -> str:
+    """The step time of a row with its spread, for reading."""
+    if row["step_ms"] is None:
+        return ""
+    return f"{row['step_ms']:,.0f} ({row['step_ms_low']:,.0f}–{row['step_ms_high']:,.0f})"
+
+
+def longer(before: Spread | None, after: Spread | None) -> float | None:
+    """By what share `after` takes longer than `before`, or None where the two are not told apart."""
+    told_apart = before is not None and after is not None and before.undecided(after) is None
+    return _change(before.median, after.median) if told_apart else None

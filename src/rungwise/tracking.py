@@ -10,6 +10,7 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
+from .result import PREFIXES
 from .settings import Settings
 
 EXTRAS = {"wandb": "wandb", "trackio": "rungwise[trackio]", "tensorboard": "rungwise[tensorboard]"}
@@ -87,11 +88,15 @@ class WandbTracker(Tracker):
         # Losses of rungs are compared at equal tokens; everything else stands over optimizer steps.
         self._run.define_metric("train/tokens")
         self._run.define_metric("train/*", step_metric="train/tokens")
+        # W&B puts the last row of a metric into its summary, also after ours: these are the run's figures, or nothing.
+        for prefix in PREFIXES.values():
+            self._run.define_metric(f"{prefix}/*", summary="none")
 
     def log(self, values: dict[str, Any], step: int) -> None:
         self._tracker.log(values, step=step)
 
     def summary(self, values: dict[str, Any]) -> None:
+        # W&B keeps no key without a value.
         self._run.summary.update(values)
 
     def finish(self, failed: bool) -> list[str]:
