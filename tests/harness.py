@@ -4,7 +4,8 @@ import dataclasses
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Collection
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from rungwise.loop import Step, train
 from rungwise.memory import local
 from rungwise.meter import StepMeter
 from rungwise.models import build_model
-from rungwise.proof import Proof
+from rungwise.order import RowOrder
+from rungwise.proof import InactiveTechnique, Proof
 from rungwise.resolve import parse
 from rungwise.settings import Settings
 from rungwise.techniques import apply_checkpointing, apply_compile, apply_lora, build_accelerator, build_optimizer
@@ -72,6 +74,19 @@ def ragged_rows(count: int = 64, length: int = 32, vocab_size: int = 128) -> Dat
     return Dataset.from_dict(columns).with_format("torch")
 
 
+def masked_rows(settings: Settings, windows: Collection[int], half: int | None = None) -> Dataset:
+    """Rows in an order of which some steps' windows carry no loss, and of one the second half alone."""
+    rows = settings.max_steps * settings.global_batch_size
+    ids = torch.randint(128, (rows, settings.block_size), generator=torch.Generator().manual_seed(7))
+    labels = ids.clone()
+    order = torch.tensor(list(RowOrder(rows, rows, settings.seed)))
+    for number in (*windows, *([half] if half else [])):
+        window = order[(number - 1) * settings.global_batch_size : number * settings.global_batch_size]
+        labels[window[: len(window) // 2] if number == half else window] = -100
+    columns = {"input_ids": ids.numpy(), "labels": labels.numpy()}
+    return Dataset.from_dict(columns).with_format("torch")
+
+
 def padded_rows() -> Dataset:
     """The lines of a real file, padded by ourselves."""
     return build_dataset(tiny_settings("--dataset_name", LINES, "--packing", "false"))
@@ -98,6 +113,7 @@ class Trained:
     weights: dict[str, torch.Tensor]
     accelerator: Accelerator
     proof: Proof
+    evidence: dict[str, Any]
     compiled: Any
     optimizer: torch.optim.Optimizer
     prepared: nn.Module
@@ -108,9 +124,19 @@ class Trained:
 
 
 def train_tiny(
-    settings: Settings, dataset: Dataset | None = None, sgd: bool = False, accelerator_hook: Any = None
+    settings: Settings,
+    dataset: Dataset | None = None,
+    sgd: bool = False,
+    accelerator_hook: Any = None,
+    model_hook: Any = None,
+    claims: dict[str, Any] | None = None,
+    resume: Trained | None = None,
 ) -> Trained:
-    """Trains as recipes/ablate.py does, with AdamW or plain SGD with momentum."""
+    """Trains as recipes/ablate.py does, with AdamW or plain SGD with momentum.
+
+    Where the proof fails, the run goes on; `trained.proof.check` raises it again. `claims` are settings that the proof
+    alone is told; `resume` is a run to go on from.
+    """
     # Ranks keep the process group that they have.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     GradientState._reset_state()
@@ -122,30 +148,38 @@ def train_tiny(
     model = build_model(settings)
     apply_checkpointing(model, settings, accelerator.device)
     model = apply_lora(model, settings)
+    if model_hook:
+        model_hook(model)
     compiled = apply_compile(model, settings)
     optimizer = build_optimizer(model, settings)
     if sgd:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)
-    proof = Proof(model, settings, compiled)
+    if resume:
+        model.load_state_dict(resume.weights)
+        optimizer.load_state_dict(resume.optimizer.state_dict())
+    proof = Proof(model, optimizer, accelerator, dataclasses.replace(settings, **(claims or {})), compiled)
     prepared, prepared_optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
     meter = StepMeter(accelerator.device, NoMemory(), settings.untimed_steps)
     if compiled:
         meter.compilations = lambda: compiled.compilations
-    steps = list(
-        train(
-            accelerator,
-            prepared,
-            prepared_optimizer,
-            scheduler,
-            dataloader,
-            meter,
-            max_steps=settings.max_steps,
-            max_grad_norm=settings.max_grad_norm,
-        )
-    )
+    steps = []
+    for step in train(
+        accelerator,
+        prepared,
+        prepared_optimizer,
+        scheduler,
+        dataloader,
+        meter,
+        max_steps=settings.max_steps,
+        max_grad_norm=settings.max_grad_norm,
+        first_step=1 + (resume.steps[-1].number if resume else 0),
+    ):
+        steps.append(step)
+        with suppress(InactiveTechnique):
+            proof.check(step)
     weights = {name: local(value.detach()).cpu().clone() for name, value in model.state_dict().items()}
-    return Trained(steps, model, weights, accelerator, proof, compiled, optimizer, prepared)
+    return Trained(steps, model, weights, accelerator, proof, proof.evidence, compiled, optimizer, prepared)
 
 
 def wandb_records(folder: Path, *options: str) -> str:

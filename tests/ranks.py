@@ -35,13 +35,12 @@ def train(key, *flags, config=DDP, sgd=True, dataset=None, **changes):
     settings = tiny_settings("--max_steps", "6", *flags, config=config, **changes)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         trained = train_tiny(settings, dataset, sgd=sgd)
-    evidence = trained.proof.check(trained.accelerator)
     counts = collections.Counter(event.name for event in profiler.events() if event.name in COLLECTIVES)
     state = trained.accelerator.get_state_dict(trained.prepared)
     saved[key] = {
         "weights": {name: value.clone() for name, value in state.items()},
         "steps": [(s.loss, s.grad_norm, s.tokens) for s in trained.steps],
-        "evidence": evidence,
+        "evidence": trained.proof.check(trained.steps[-1]),
         "collectives": {COLLECTIVES[name]: count for name, count in counts.items()},
         "tied": trained.model.lm_head.weight is trained.model.transformer.wte.weight,
     }

@@ -53,4 +53,4 @@ def test_experts_left_in_fp32_are_found(monkeypatch):
     with pytest.raises(
         InactiveTechnique, match="mixed_precision bf16 was asked for, the model computed in bfloat16, fl"
     ):
-        trained.proof.check(trained.accelerator)
+        trained.proof.check(trained.steps[-1])

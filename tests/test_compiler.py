@@ -40,7 +40,7 @@ def compiled(cache, tmp_path_factory):
         for name, value in LAUNCHED.items():
             patch.setenv(name, value)
         trained = train_tiny(settings)
-    trained.evidence = trained.proof.check(trained.accelerator)
+    trained.proof.check(trained.steps[-1])
     trained.notes = trained.compiled.result()
     trained.compiled.close()
     trained.folder = tmp_path_factory.mktemp("saved")
@@ -84,7 +84,7 @@ def test_a_model_that_was_compiled_is_saved_as_any_other(compiled):
 
 def test_the_same_cache_again_is_a_warm_start_and_labelled(compiled, cache):
     again = train_tiny(tiny_settings(*FLAGS, "--torch_compile_cache_dir", cache, config=BF16))
-    again.proof.check(again.accelerator)
+    again.proof.check(again.steps[-1])
     notes = again.compiled.result()
     assert notes["cache"] == f"warm: {cache}"
     assert notes["seconds"] < compiled.notes["seconds"]
@@ -95,7 +95,7 @@ def test_regions_are_compiled_once_and_equal_eager(cache):
     """In fp32 only the order of sums differs."""
     flags = ["--max_steps", "4", "--torch_compile_scope", "regional", "--torch_compile_cache_dir", cache]
     regional = train_tiny(tiny_settings("--torch_compile", *flags))
-    evidence = regional.proof.check(regional.accelerator)
+    evidence = regional.proof.check(regional.steps[-1])
     assert evidence["compiled_graphs"] == 1 and evidence["compiled_parameters"] == 1.0
     assert regional.losses == pytest.approx(train_tiny(tiny_settings("--max_steps", "4")).losses, abs=1e-5)
 
@@ -210,7 +210,7 @@ def test_a_model_that_mostly_fell_back_to_eager_is_found(cache):
         trained = train_tiny(settings)
     assert trained.compiled.graphs > 0
     with pytest.raises(InactiveTechnique, match=r"13% of the parameters were used by compiled code.*in forward"):
-        trained.proof.check(trained.accelerator)
+        trained.proof.check(trained.steps[-1])
 
 
 def _never_compiled():
@@ -324,5 +324,5 @@ def test_modes_accumulate_on_a_gpu(mode, cache):
     compiling = ["--torch_compile", "--torch_compile_mode", mode, "--torch_compile_cache_dir", cache]
     eager = train_tiny(tiny_settings(*flags, use_cpu=False))
     compiled = train_tiny(tiny_settings(*flags, *compiling, use_cpu=False))
-    compiled.proof.check(compiled.accelerator)
+    compiled.proof.check(compiled.steps[-1])
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)

@@ -4,6 +4,7 @@ from rungwise.data import build_dataloader, build_dataset, build_datasets, build
 from rungwise.order import StreamedRows
 from rungwise.problems import SettingsError
 
+import pandas
 import pytest
 import torch
 from accelerate import Accelerator
@@ -114,6 +115,45 @@ def test_what_is_wrong_further_on_in_a_stream_is_said_when_it_comes(tmp_path):
     dataset = build_dataset(settings)
     with pytest.raises(SettingsError, match=r"--train_file .*: not UTF-8 text"):
         list(dataset)
+
+
+WRITERS = {
+    "a.txt": lambda path, texts: path.write_text("\n".join(texts)),
+    "a.jsonl": lambda path, texts: pandas.DataFrame({"text": texts}).to_json(path, orient="records", lines=True),
+    "a.csv": lambda path, texts: pandas.DataFrame({"text": texts}).to_csv(path, index=False),
+    "a.parquet": lambda path, texts: pandas.DataFrame({"text": texts}).to_parquet(path),
+}
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+@pytest.mark.parametrize("tokenizer", [False, True])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_text_shorter_than_one_block_gives_its_count_of_tokens(tmp_path, name, tokenizer, streaming):
+    """Whatever it is read from, to train on and to evaluate on, and so that the mend that is named works."""
+    WRITERS[name](path := tmp_path / name, ["w1 w2", "w3"])
+    # The line's end between them is a byte of the text, and of the text alone.
+    count = 3 if tokenizer else 8 if name == "a.txt" else 7
+    flags = ["--tokenizer_name", word_tokenizer(tmp_path / "t", 64)] if tokenizer else []
+    flags += ["--streaming", streaming]
+    words = (
+        f"its {count} tokens are shorter than one block of 9 tokens; give more text, or --block_size {count} or less"
+    )
+    with pytest.raises(SettingsError, match=words):
+        build_dataset(file_settings(path, *flags, "--block_size", "9"))
+    evaluated = tiny_settings(
+        *flags, "--dataset_name", LINES, "--block_size", "9", "--eval_steps", "2", validation_file=str(path)
+    )
+    with pytest.raises(SettingsError, match=words):
+        build_datasets(evaluated)
+    rows = build_dataset(file_settings(path, *flags, "--block_size", str(count)))
+    assert next(iter(rows))["input_ids"].shape == (count,)
+
+
+def test_no_block_is_as_short_as_one_token(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a")
+    with pytest.raises(SettingsError, match=r"its 1 tokens are shorter than one block of 4 tokens; give more text$"):
+        build_dataset(file_settings(path))
 
 
 @pytest.mark.parametrize("streaming", ["false", "true"])

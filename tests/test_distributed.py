@@ -1,5 +1,6 @@
 """Two real gloo ranks train as one process does, by DDP and by FSDP2, however the window is split over them."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +22,19 @@ STREAMED = ("--dataset_name", LINES, "--packing", "false", "--streaming")
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
+    return saved_by("ranks.py", tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory):
+    """What each of two ranks says of runs in which what keeps them together is broken."""
+    return saved_by("broken_ranks.py", tmp_path_factory.mktemp("broken"))
+
+
+def saved_by(name, folder):
     torchrun = str(Path(sys.executable).parent / "torchrun")
     environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
-    script = [str(ROOT / "tests" / "ranks.py"), str(folder / "saved.pt"), str(folder / "cache")]
+    script = [str(ROOT / "tests" / name), str(folder / "saved.pt"), str(folder / "cache")]
     done = subprocess.run(
         [torchrun, "--standalone", "--nproc_per_node", "2", *script],
         cwd=ROOT,
@@ -167,3 +177,32 @@ def test_each_row_is_evaluated_once_over_both_ranks(two_ranks, kind):
     counted = (seen["labels"] != -100).any(dim=1)
     assert len(counted) == 16 and counted.sum() == 5
     assert seen["input_ids"][counted].tolist() == seen["rows"]
+
+
+BROKEN = {
+    ("ddp", "whole"): "shown: DDP",
+    ("fsdp2", "whole"): "shown: FSDP2",
+    ("ddp", "no_all_reduce"): "DDP was asked for between processes, none is there",
+    ("ddp", "a_model_that_is_not_wrapped"): "DDP was asked for between processes, none is there",
+    # Each keeps its own sum of gradients, and no shard gets one.
+    ("fsdp2", "no_all_reduce"): "no step changed a weight|gradients were to stay in their process",
+    ("ddp", "the_same_rows"): "every process was given the same rows; give the loader to accelerator.prepare",
+    ("fsdp2", "the_same_rows"): "every process was given the same rows; give the loader to accelerator.prepare",
+    ("ddp", "synchronised_each_time"): "gradients were to stay in their process in 3 micro-batches, they did in 0",
+}
+
+
+def test_what_keeps_processes_together_is_shown_in_every_configuration_and_missed_where_it_is_broken(verdicts):
+    keys = [key for key in verdicts[0] if isinstance(key, tuple)]
+    assert {key[:2] for key in keys} == set(BROKEN) and len(keys) == 7 * 4 + 1 + 4 * 3 - 1
+    said = {key: [rank[key] for rank in verdicts] for key in keys}
+    wrong = {key: words for key, words in said.items() if not all(re.search(BROKEN[key[:2]], word) for word in words)}
+    assert wrong == {}
+
+
+def test_ranks_agree_on_a_window_that_carries_no_loss(verdicts):
+    """Half a window without a loss is a step; one of which both halves are is none, in both processes."""
+    for steps in (rank["masked"] for rank in verdicts):
+        assert [tokens for tokens, _, _ in steps] == [124, 0, 62, 124, 0, 124]
+        assert [skipped for _, skipped, _ in steps] == [False, True, False, False, True, False]
+        assert all((loss > 0) != skipped for _, skipped, loss in steps)

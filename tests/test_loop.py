@@ -4,17 +4,19 @@ Weights are compared under SGD, which is linear in the gradient. AdamW divides b
 of 1e-10 in a gradient that is mathematically zero (the bias of a key, say) moves a weight; its losses are compared.
 """
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
 from rungwise import cpu_matmul, techniques
 from rungwise.data import build_dataloader
-from rungwise.loop import Diverged, train
+from rungwise.loop import DataEnded, Diverged, train
 from rungwise.meter import StepMeter
+from rungwise.order import RowOrder
 
 import pytest
 import torch
-from harness import NoMemory, largest_difference, padded_rows, ragged_rows, tiny_settings, train_tiny
+from harness import NoMemory, largest_difference, masked_rows, padded_rows, ragged_rows, tiny_settings, train_tiny
 
 ROWS = {"packed": lambda: None, "ragged": ragged_rows, "padded": padded_rows}
 # fp32 sums the same numbers in another order; ten times what was seen, a hundredth of what one lost row would do.
@@ -49,8 +51,8 @@ def test_checkpointing_is_bitwise_equal(case, kwargs):
     assert largest_difference(checkpointed.weights, adamw.weights) == 0
     blocks = 1 if "every_n" in kwargs else 2
     # Each block, each micro-batch, once.
-    assert checkpointed.proof.recomputed_blocks == blocks * 6
-    assert adamw.proof.recomputed_blocks == 0
+    assert checkpointed.proof.check(checkpointed.steps[-1])["recomputed_blocks"] == blocks
+    assert adamw.proof.check(adamw.steps[-1])["recomputed_blocks"] == 0
 
 
 def test_a_lost_row_would_be_seen(case):
@@ -136,7 +138,7 @@ def test_half_precision_follows_fp32(fp32, precision, unit):
     differences = [abs(a - b) for a, b in zip(half.losses, fp32.losses, strict=True)]
     assert all(difference <= bound * (n + 1) for n, difference in enumerate(differences))
     assert max(differences) > 0
-    evidence = half.proof.check(half.accelerator)
+    evidence = half.proof.check(half.steps[-1])
     assert evidence["compute_dtype"] == {"bf16": "bfloat16", "fp16": "float16"}[precision]
     assert evidence["gradient_scaler"] == (precision == "fp16")
     assert all(p.dtype == torch.float32 for p in half.model.parameters())
@@ -165,6 +167,53 @@ def test_skipped_fp16_steps_are_counted_and_hold_the_schedule(optim):
 def test_a_loss_that_is_no_number_ends_the_run():
     settings = tiny_settings("--max_steps", "9", "--learning_rate", "1e20", "--max_grad_norm", "0")
     with pytest.raises(Diverged, match=r"loss of step \d is (nan|inf); lower --learning_rate"):
+        train_tiny(settings)
+
+
+@pytest.mark.parametrize("config", ["fp32.yaml", "fp16.yaml", "bf16_accum4.yaml"])
+def test_a_window_that_carries_no_loss_is_skipped(config):
+    """It changes no weight, holds the schedule, and is neither timed nor fp16's overflow."""
+    schedule = ["--lr_scheduler_type", "linear", "--untimed_steps", "2"]
+    settings = tiny_settings("--max_steps", "6", *schedule, config=f"accelerate_configs/{config}")
+    trained = train_tiny(settings, masked_rows(settings, windows=(1, 4)))
+    assert [s.tokens > 0 for s in trained.steps] == [not s.skipped for s in trained.steps]
+    assert [s.number for s in trained.steps if s.skipped] == [1, 4]
+    assert not any(s.timed for s in trained.steps if s.skipped) and trained.steps[4].timed
+    assert all(math.isnan(s.loss) and s.grad_norm == 0 for s in trained.steps if s.skipped)
+    assert [s.learning_rate for s in trained.steps] == pytest.approx([1e-3 * (1 - n / 6) for n in (0, 0, 1, 2, 2, 3)])
+    assert trained.evidence["changed_parameters"] > 0
+
+
+def test_windows_that_carry_no_loss_leave_the_training_of_the_others(monkeypatch):
+    """To the last digit: the steps that are left are those of a run over the other rows alone."""
+    settings = tiny_settings("--max_steps", "6")
+    rows = masked_rows(settings, windows=(1, 4))
+    losses = train_tiny(settings, rows).losses
+    learnt = [row for row in RowOrder(96, 96, settings.seed) if (rows[row]["labels"] != -100).any()]
+    monkeypatch.setattr("rungwise.data.RowOrder", lambda count, total, seed: range(total))
+    others = train_tiny(dataclasses.replace(settings, max_steps=4), rows.select(learnt)).losses
+    assert [loss for loss in losses if not math.isnan(loss)] == others
+
+
+ENDS = {
+    "at once": (0, 1, r"the data ended before step 1 of 6: a step takes 1 micro-batches a process, 0 were left"),
+    "between steps": (2, 1, r"the data ended after step 2 of 6: .* 0 were left"),
+    "within a window": (
+        6,
+        4,
+        r"the data ended after step 1 of 6: a step takes 4 micro-batches a process, 2 were left",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_loader_that_ends_early_is_named(case, monkeypatch):
+    batches, accumulation, words = ENDS[case]
+    monkeypatch.setattr(
+        "harness.build_dataloader", lambda rows, settings: list(build_dataloader(rows, settings))[:batches]
+    )
+    settings = tiny_settings("--max_steps", "6", "--gradient_accumulation_steps", str(accumulation))
+    with pytest.raises(DataEnded, match=words + "; give a loader that begins again"):
         train_tiny(settings)
 
 
@@ -203,7 +252,7 @@ def test_the_loop_drives_only_what_it_is_given(fp32):
     accelerator = Accelerator(cpu=True)
     meter = StepMeter(accelerator.device, NoMemory(), 1)
     batches = [{"input_ids": ids, "labels": ids}] * 5
-    steps = list(train(accelerator, model, optimizer, scheduler, batches, meter, max_steps=5))
+    steps = list(train(accelerator, model, optimizer, scheduler, batches, meter, max_steps=5, max_grad_norm=1.0))
     assert [s.number for s in steps] == [1, 2, 3, 4, 5]
     assert steps[-1].loss < steps[0].loss
     assert [s.timed for s in steps] == [False, True, True, True, True]

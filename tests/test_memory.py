@@ -67,6 +67,23 @@ def test_the_meter_waits_for_the_optimizer_state():
         assert meter.done is expected
 
 
+def test_the_meter_waits_for_a_step_that_is_not_skipped():
+    """One without its optimizer's step, as fp16's or a window's without a loss, is no whole step."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    meter = MemoryMeter(CPU)
+    with meter.building():
+        pass
+    meter.watch(model, optimizer)
+    for skipped, done in ((False, False), (True, False), (True, False), (False, True)):
+        with meter.window():
+            model(torch.randn(2, 4)).sum().backward()
+            if not skipped:
+                optimizer.step()
+            optimizer.zero_grad()
+        assert meter.done is done
+
+
 def _steps(model, optimizer, batch, count, meter=None):
     from contextlib import nullcontext
 

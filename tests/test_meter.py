@@ -98,6 +98,39 @@ def test_flops_of_gpt2_are_the_formula_and_the_counter(length):
     assert model_flops_per_row(config, T) == counter.get_total_flops()
 
 
+FROZEN = {
+    "embeddings": ("transformer.wte", "transformer.wpe"),
+    "the first blocks": ("transformer.wte", "transformer.wpe", "transformer.h.0", "transformer.h.1"),
+    "the last block": ("transformer.h.2",),
+    "all but a norm": ("transformer.w", "transformer.h."),
+}
+
+
+@pytest.mark.parametrize("case", FROZEN)
+def test_flops_of_a_model_that_is_frozen_in_part_are_the_counters(case):
+    """Neither is a weight's gradient counted that nobody computes, nor what lies below all that is trained."""
+    config = GPT2Config(vocab_size=96, n_positions=64, n_embd=48, n_layer=3, n_head=4, use_cache=False, **IDS)
+    config._attn_implementation = "eager"
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    frozen = [name for name, _ in model.named_parameters() if name.startswith(FROZEN[case])]
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    ids = torch.zeros((1, 16), dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    found = model_flops_per_row(config, 16, frozen)
+    assert found == counter.get_total_flops() < model_flops_per_row(config, 16)
+
+
+def test_flops_of_parameters_of_other_names_are_unknown():
+    """A model of one's own, of which a part is frozen, is not the one that its config makes."""
+    assert model_flops_per_row(default_config(), 16, ["trunk.weight"]) is None
+    everything = [name for name, _ in GPT2LMHeadModel(default_config()).named_parameters()]
+    adapted = model_flops_per_row(default_config(), 16, everything, adapters=True)
+    assert 3 * adapted == 2 * model_flops_per_row(default_config(), 16)
+
+
 def test_counting_leaves_the_model_as_it_is():
     """A config belongs to a model: counted with eager attention, it must not be trained with it."""
     model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=64, n_embd=48, n_layer=1, n_head=4, **IDS))

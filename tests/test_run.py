@@ -142,6 +142,39 @@ def test_all_fp16_steps_skipped_is_no_success(settings):
     assert result_of(settings)["status"] == "diverged"
 
 
+def test_a_run_that_learnt_from_no_token_names_the_labels(settings, capsys):
+    with Run(settings) as run:
+        run.start(build_accelerator(settings))
+        for number in (1, 2, 3):
+            run.log(step(number, tokens=0, skipped=True, loss=float("nan"), timed=False))
+    result = result_of(settings)
+    assert (result["status"], run.exit_code) == ("failed", 1)
+    assert result["reason"].startswith("no token of 3 steps carries a loss: every label is -100; check the labels")
+    assert result["loss"]["trajectory"] == [None] * 3 and result["loss"]["updates"] == []
+    # Said of each, whatever the number of lines that progress gets.
+    assert capsys.readouterr().err.count("(skipped: no token in its window carries a loss)") == 3
+
+
+def test_a_window_without_a_loss_shows_in_every_place(settings, capsys):
+    with Run(settings) as run:
+        run.start(build_accelerator(settings))
+        for number in (1, 2, 3, 4):
+            empty = {"tokens": 0, "skipped": True, "loss": float("nan")} if number in (1, 4) else {}
+            run.log(step(number, loss_scale=8.0, timed=False, **empty))
+    result, output = result_of(settings), capsys.readouterr()
+    assert result["status"] == "ok" and result["loss"]["empty_windows"] == 2
+    # The first and the last loss are those of windows that have one; fp16 has skipped nothing.
+    assert result["loss"]["trajectory"] == [None, 2.0, 2.0, None]
+    assert (result["loss"]["first"], result["loss"]["last"]) == (2.0, 2.0)
+    assert result["amp"]["skipped_steps"] == 0
+    assert "2 steps skipped: no token in their windows carries a loss" in output.out
+    rows = [json.loads(line) for line in (Path(settings.output_dir) / "metrics.jsonl").read_text().splitlines()]
+    assert [row["train/empty_windows"] for row in rows] == [1, 1, 1, 2]
+    bar = Terminal(isatty=True)
+    Progress(4, bar).show(step(tokens=0, skipped=True, loss=float("nan")))
+    assert "no token in its window carries a loss" in bar.text
+
+
 def test_bad_calls_exit_with_2_and_leave_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("mixed_precision: bf61\n")

@@ -79,7 +79,7 @@ BAD = {
     "short": (
         "a.txt",
         b"abc",
-        "its 3 bytes are shorter than one block of 4 tokens; give more text, or --block",
+        "its 3 tokens are shorter than one block of 4 tokens; give more text, or --block_size 3 or less",
     ),
     "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text (invalid continuation byte); convert or mend the file"),
     "cut in a letter": ("a.txt", b"long enough, cut in a letter \xc3", "not UTF-8 text (unexpected end of data)"),

@@ -60,7 +60,7 @@ class CompileRecord:
         compilations: times that the compiler was at work.
         seconds: wall time of all of them, forward and backward.
         recomputed_blocks: checkpointed blocks inside the graphs.
-        dtypes: dtypes of the values that the graphs compute.
+        dtypes: dtypes of the products with parameters that the graphs compute.
     """
 
     def __init__(self, settings: Settings):
@@ -150,7 +150,7 @@ class CompileRecord:
             for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
                 self.recomputed_blocks += "activation_checkpoint" in str(node.target)
                 value = node.meta.get("example_value")
-                if node.op == "call_function" and isinstance(value, torch.Tensor):
+                if node.op == "call_function" and isinstance(value, torch.Tensor) and _is_product(node.target):
                     self.dtypes.add(value.dtype)
 
     def compiled_share(self) -> float:
@@ -198,6 +198,12 @@ class CompileRecord:
             if own in callbacks:
                 callbacks.remove(own)
         self._cache.close()
+
+
+def _is_product(target: Any) -> bool:
+    """Whether an operator of a graph is what linear layers, GPT-2's transposed ones, or experts call."""
+    name = getattr(target, "__name__", str(target))
+    return name in ("linear", "addmm") or "grouped_mm" in name
 
 
 def _why_broken(reason: Any) -> str:

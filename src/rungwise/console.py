@@ -9,29 +9,33 @@ from tqdm import tqdm
 
 from .loop import Step
 from .meter import LEAST_TIMED_STEPS
-from .settings import FIELDS, Settings
+from .settings import FIELDS, OWN, Settings
 
 WIDTH = 100
 # A log file gets about this many lines of progress, whatever the number of steps.
 PROGRESS_LINES = 10
 # Of a kind, in the summary of a run; its result file has all.
 REASONS = 3
+EMPTY = "  (skipped: no token in its window carries a loss)"
 
 
 def settings_block(settings: Settings, environment: dict[str, Any]) -> str:
     """Every resolved setting: those somebody chose with their origin, the defaults in one paragraph."""
     values = settings.as_dict()
-    chosen = {name: origin for name, origin in settings.origins.items() if origin != "default" and name in FIELDS}
+    origins = {name: origin for name, origin in settings.origins.items() if name in FIELDS}
+    chosen = {name: origin for name, origin in origins.items() if origin not in ("default", OWN)}
+    own = ", ".join(name for name, origin in origins.items() if origin == OWN)
     lines = [
         f"Run {settings.run_name} on {environment['device_name']} ({environment['device']}, "
         f"{environment['threads']} threads), torch {environment['torch']}"
     ]
     for name in (name for name in FIELDS if name in chosen):
         lines.append(f"  {name:<29} {_text(values[name]):<28} {chosen[name]}")
-    defaults = ", ".join(f"{name} {_text(values[name])}" for name in FIELDS if name not in chosen)
-    lines += textwrap.wrap(
-        f"defaults: {defaults}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    defaults = ", ".join(
+        f"{name} {_text(values[name])}" for name in FIELDS if name not in chosen and origins.get(name) != OWN
     )
+    for text in (f"defaults: {defaults}", f"{OWN}: {own}" if own else ""):
+        lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     if settings.precision not in ("no", *environment["native_precision"]):
         lines.append(
             f"  This processor has no {settings.precision} instructions: memory and loss are those of "
@@ -53,10 +57,13 @@ class Progress:
         """Shows one finished step."""
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {step.loss:.3f}", refresh=False)
+            if not step.tokens:
+                self.bar.write(f"step {step.number}{EMPTY}", file=self.stream)
             self.bar.update()
-        elif step.number % self.every == 0 or step.number in (1, self.max_steps):
+        elif step.number % self.every == 0 or step.number in (1, self.max_steps) or not step.tokens:
             note = "" if step.timed else "  (not timed)"
             note = "  (skipped: fp16 overflow)" if step.skipped else note
+            note = note if step.tokens else EMPTY
             text = f"step {step.number:>{len(str(self.max_steps))}}/{self.max_steps}  loss {step.loss:.4f}"
             print(f"{text}  {1000 * step.seconds:,.0f} ms{note}", file=self.stream, flush=True)
 
@@ -111,8 +118,10 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
         lines += _row(
             "fp16", f"loss scale {result['amp']['loss_scale']:,.0f}, {result['amp']['skipped_steps']} steps skipped"
         )
-    if loss.get("trajectory"):
+    if loss.get("first") is not None:
         lines += _row("loss", f"{loss['first']:.4f} at step 1, {loss['last']:.4f} at step {len(loss['trajectory'])}")
+    if loss.get("empty_windows"):
+        lines += _row("", f"{loss['empty_windows']} steps skipped: no token in their windows carries a loss")
     if loss.get("eval"):
         last = loss["eval"][-1]
         lines += _row("held-out", f"loss {last['loss']:.4f} after step {last['step']}")

@@ -19,8 +19,17 @@ from .models import load_config
 from .order import EvaluationRows, Row, RowOrder, StreamedRows, labels_of
 from .problems import SettingsError
 from .settings import Settings
-from .sources import STDLIB, Source, load_text, load_tokenizer, readable, training_source, validation_source
-from .text import map_rows, stream_rows
+from .sources import (
+    STDLIB,
+    Source,
+    load_text,
+    load_tokenizer,
+    readable,
+    too_few_tokens,
+    training_source,
+    validation_source,
+)
+from .text import count_tokens, map_rows, stream_rows
 
 SYNTHETIC = "synthetic"
 SYNTHETIC_ROWS = 256
@@ -179,9 +188,8 @@ def _check_token(largest: int, vocab_size: int, tokenizer: PreTrainedTokenizerBa
 
 def _too_short(source: Source, settings: Settings) -> SettingsError:
     if settings.packing:
-        return SettingsError(
-            [f"{source}: the text is shorter than one block of {settings.block_size} tokens; give more text"]
-        )
+        text = load_text(source, settings, settings.streaming)
+        return too_few_tokens(source, count_tokens(text, load_tokenizer(settings)), settings)
     return SettingsError([f"{source}: no text in it has 2 tokens, so that one could be learnt; give more text"])
 
 

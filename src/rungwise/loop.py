@@ -3,8 +3,10 @@
 B rows and T tokens a micro-batch, A micro-batches an optimizer step, P processes.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from accelerate import Accelerator
@@ -16,7 +18,10 @@ from .meter import StepMeter
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step. Counts and the loss are over all processes."""
+    """One optimizer step. Counts and the loss are over all processes.
+
+    A step whose window has no token that carries a loss has 0 tokens, is skipped, and its loss is not a number.
+    """
 
     number: int
     loss: float
@@ -34,6 +39,10 @@ class Diverged(RuntimeError):
     """The loss is no longer a number."""
 
 
+class DataEnded(RuntimeError):
+    """The loader has fewer batches than the steps need."""
+
+
 def train(
     accelerator: Accelerator,
     model: nn.Module,
@@ -43,12 +52,13 @@ def train(
     meter: StepMeter,
     *,
     max_steps: int,
+    max_grad_norm: float,
     first_step: int = 1,
-    max_grad_norm: float = 0.0,
 ) -> Iterator[Step]:
     """Trains up to optimizer step `max_steps` and yields each one as it is done.
 
-    Every token that carries a loss has the same weight, whichever micro-batch and process it falls into.
+    Every token that carries a loss has the same weight, whichever micro-batch and process it falls into. A window
+    without such a token is skipped: there is nothing to divide by, and no gradient.
 
     Args:
         accelerator: holds A, P, the precision and its scaler.
@@ -58,11 +68,12 @@ def train(
         batches: prepared; A dicts a step with `input_ids` and `labels`, (B, T).
         meter: times the steps.
         max_steps: the last step.
-        first_step: more than 1 in a run that goes on from a checkpoint.
         max_grad_norm: the global norm to clip gradients at; 0 clips nothing.
+        first_step: more than 1 in a run that goes on from a checkpoint.
 
     Raises:
         Diverged: the loss of a step is infinite or not a number.
+        DataEnded: there are no batches left for the next step.
     """
     model.train()
     batches = iter(batches)
@@ -71,11 +82,15 @@ def train(
         learning_rate = scheduler.get_last_lr()[0]
         loss_scale = accelerator.scaler.get_scale() if accelerator.scaler else None
         with meter.step() as time:
-            window = [next(batches) for _ in range(accumulation)]
+            window = list(islice(batches, accumulation))
+            if len(window) < accumulation:
+                raise DataEnded(_why_ended(number, first_step, max_steps, accumulation, len(window)))
             tokens = sum(_tokens_with_loss(batch) for batch in window)
             tokens = accelerator.reduce(tokens, "sum")
+            # Asked for here, where the device has nothing else to do yet: the answer is the same in every process.
+            empty = int(tokens) == 0
             total = torch.zeros((), device=accelerator.device)
-            for batch in window:
+            for batch in () if empty else window:
                 with accelerator.accumulate(model):
                     loss = model(**batch, num_items_in_batch=tokens).loss
                     total += loss.detach()
@@ -87,16 +102,17 @@ def train(
                     optimizer.step()
                     optimizer.zero_grad()
             # A fused optimizer skips inside its kernel, where Accelerate does not see it; the scale falls each time.
-            skipped = loss_scale is not None and accelerator.scaler.get_scale() < loss_scale
+            skipped = empty or (loss_scale is not None and accelerator.scaler.get_scale() < loss_scale)
             if not skipped:
                 scheduler.step()
-        loss = accelerator.reduce(total, "sum").item()
-        if not torch.isfinite(torch.tensor(loss)):
+            time.timed &= not empty
+        loss = math.nan if empty else accelerator.reduce(total, "sum").item()
+        if not (empty or math.isfinite(loss)):
             raise Diverged(f"the loss of step {number} is {loss}; lower --learning_rate, or train in bf16")
         yield Step(
             number=number,
             loss=loss,
-            grad_norm=float(grad_norm),
+            grad_norm=0.0 if empty else float(grad_norm),
             learning_rate=learning_rate,
             tokens=int(tokens),
             seconds=time.seconds,
@@ -126,6 +142,14 @@ def evaluate(accelerator: Accelerator, model: nn.Module, batches: Iterable[dict[
     model.train()
     losses, tokens = accelerator.reduce(total, "sum").tolist()
     return losses / tokens
+
+
+def _why_ended(number: int, first_step: int, max_steps: int, accumulation: int, left: int) -> str:
+    taken = f"after step {number - 1}" if number > first_step else f"before step {number}"
+    return (
+        f"the data ended {taken} of {max_steps}: a step takes {accumulation} micro-batches a process, {left} were "
+        "left; give a loader that begins again, as build_dataloader does, or lower --max_steps"
+    )
 
 
 def _tokens_with_loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -80,6 +80,7 @@ class MemoryMeter:
         # A run that goes on from a checkpoint has that state from the start; its first step compiles, and is left out.
         complete = bool(self._optimizer.state) and self._windows > 0
         self._windows += 1
+        self._stepped = False
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
             held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
@@ -95,7 +96,8 @@ class MemoryMeter:
         if changes:
             times = [(when - changes[0][0]) / 1e6 for when, _ in changes]
             self.timeline = envelope(list(zip(times, self._count(changes, held), strict=True)), TIMELINE_POINTS)
-        if complete:
+        # A step that is skipped before its optimizer is no whole step.
+        if complete and self._stepped:
             self.done = True
             for hook in self._hooks:
                 hook.remove()
@@ -131,6 +133,7 @@ class MemoryMeter:
         return held[1:] or held
 
     def _count_gradients(self) -> None:
+        self._stepped = True
         self._owners["parameters"] = tensor_bytes(self._model.parameters())
         # With DDP several gradients are views into one bucket, so they are counted one by one.
         gradients = (local(p.grad) for p in self._model.parameters() if p.grad is not None)

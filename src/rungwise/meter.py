@@ -3,7 +3,7 @@
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -105,14 +105,17 @@ def throughput(seconds: list[float], tokens: list[int]) -> dict[str, Any]:
     return found | {"timed_steps": len(seconds), "tokens": sum(tokens)}
 
 
-def model_flops_per_row(config: PreTrainedConfig, block_size: int, frozen: bool = False) -> int | None:
+def model_flops_per_row(
+    config: PreTrainedConfig, block_size: int, frozen: Collection[str] = (), adapters: bool = False
+) -> int | None:
     """Matrix-multiply FLOPs to train on one row of `block_size` tokens, recomputation not counted.
 
     The forward pass is counted by PyTorch's FlopCounterMode on a model without storage (device "meta"), with full
     T x T attention; the backward pass costs twice the forward pass (Kaplan et al. 2020, section 2.1). For GPT-2
-    that is 3 x [2T(12 C^2 L + C V) + 4 T^2 C L]. With `frozen` weights the half of the backward pass that would be for
-    them is left out, and the adapters' own products are not counted. None for a model that cannot run without
-    storage: unknown, not guessed.
+    that is 3 x [2T(12 C^2 L + C V) + 4 T^2 C L]. Where parameters are `frozen`, by name, the backward pass is counted
+    as well, as far down as it goes. With `adapters` it is the half that is not for the weights, and the adapters' own
+    products are not counted. None for a model that cannot run without storage, or whose parameters have other names:
+    unknown, not guessed.
     """
     # Transformers looks into the row for packed sequences, which needs values, unless it is given a whole mask; models
     # without attention in turn know no such mask.
@@ -124,12 +127,17 @@ def model_flops_per_row(config: PreTrainedConfig, block_size: int, frozen: bool 
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
                 row = torch.zeros((1, block_size), dtype=torch.long)
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                model(input_ids=row, **arguments)
+                for name in () if adapters else frozen:
+                    model.get_parameter(name).requires_grad_(False)
+            backward = bool(frozen) and not adapters
+            with torch.set_grad_enabled(backward), FlopCounterMode(display=False) as counter:
+                logits = model(input_ids=row, **arguments).logits
+                if backward:
+                    logits.sum().backward()
         except Exception:
             # Any model's code may need real values on its way (mixtures of experts do).
             continue
-        return (2 if frozen else 3) * counter.get_total_flops()
+        return (1 if backward else 2 if adapters else 3) * counter.get_total_flops()
     return None
 
 

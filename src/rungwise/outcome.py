@@ -23,6 +23,9 @@ def outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str | 
     """Status, reason and exit code of a run that ended with `error`, or with none."""
     words = str(error).strip() or type(error).__name__
     match error:
+        case None if steps and not any(step.tokens for step in steps):
+            mend = "check the labels of the rows, or their attention_mask, which masks labels where there are none"
+            return "failed", f"no token of {len(steps)} steps carries a loss: every label is -100; {mend}", 1
         case None if steps and all(step.skipped for step in steps):
             return "diverged", f"fp16 overflowed in all {len(steps)} steps, no weight was changed", 1
         case None:

@@ -41,6 +41,7 @@ class Record:
     # Kept up to date by `add`: summing over all steps at each step would make long runs slow.
     tokens: int = 0
     skipped_steps: int = 0
+    empty_windows: int = 0
     row_flops: int | None = None
     matmul_flops_per_second: float = math.inf
 
@@ -51,13 +52,16 @@ class Record:
         """
         self.steps.append(step)
         self.tokens += step.tokens
-        self.skipped_steps += step.skipped
+        self.skipped_steps += step.skipped and step.tokens > 0
+        self.empty_windows += step.tokens == 0
         row: dict[str, Any] = {
             "train/loss": step.loss,
             "train/grad_norm": step.grad_norm,
             "train/learning_rate": step.learning_rate,
             "train/tokens": self.tokens,
         }
+        if self.empty_windows:
+            row["train/empty_windows"] = self.empty_windows
         if step.timed:
             row["perf/step_ms"] = 1000 * step.seconds
             rates = self._rates(1, step.tokens, step.seconds)
@@ -105,7 +109,10 @@ class Record:
         losses = [step.loss for step in self.steps]
         if not losses:
             return {}
-        found = {"first": losses[0], "last": losses[-1], "trajectory": losses, "updates": self._updates()}
+        # A window without a token that carries a loss has none.
+        known = [step.loss for step in self.steps if step.tokens] or [math.nan]
+        found = {"first": known[0], "last": known[-1], "trajectory": losses, "updates": self._updates()}
+        found |= {"empty_windows": self.empty_windows} if self.empty_windows else {}
         return found | ({"eval": self.evaluations} if self.evaluations else {})
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 import atexit
 import json
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -15,59 +14,21 @@ from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
-from . import checkpoint, compiler, console, data, eager_run, models, ranks, sharding, techniques, tracking
+from . import checkpoint, console, eager_run, ranks, tracking
+from .call import check, configure, exit_on_problems
 from .compiler import CompileRecord
 from .environment import describe
 from .loop import Step
 from .memory import MIB, MemoryMeter
 from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row
 from .outcome import lost_a_rank, outcome
-from .problems import SettingsError
 from .proof import Proof
-from .resolve import parse
 from .result import Record, plain
+from .served import Served
 from .settings import Settings
 from .signals import Signals, Terminated
-from .techniques import device_type
 
-
-def check(
-    argv: Sequence[str], environ: Mapping[str, str] | None = None, description: str | None = None
-) -> tuple[Settings, list[str]]:
-    """The settings of a call and everything that is wrong with it, found before anything is built."""
-    settings, problems = parse(argv, environ, description)
-    for check_part in (
-        models.problems,
-        techniques.problems,
-        checkpoint.problems,
-        data.problems,
-        tracking.problems,
-        eager_run.problems,
-    ):
-        problems += check_part(settings)
-    for check_device in (sharding.problems, compiler.problems):
-        problems += check_device(settings, device_type(settings))
-    return settings, problems
-
-
-def configure(argv: Sequence[str] | None = None, description: str | None = None) -> Settings:
-    """The settings of this call. Exits with code 2 and one message if anything is wrong with them."""
-    settings, problems = check(sys.argv[1:] if argv is None else argv, description=description)
-    with exit_on_problems():
-        if problems:
-            raise SettingsError(problems)
-    return settings
-
-
-@contextmanager
-def exit_on_problems() -> Iterator[None]:
-    """Turns a `SettingsError` into its message and exit code 2."""
-    try:
-        yield
-    except SettingsError as error:
-        if ranks.is_main():
-            print(error, file=sys.stderr)
-        raise SystemExit(2) from error
+__all__ = ["Run", "check", "configure", "exit_on_problems"]
 
 
 class Run:
@@ -86,6 +47,7 @@ class Run:
         self.progress: console.Progress | None = None
         self.compiled: CompileRecord | None = None
         self.proof: Proof | None = None
+        self.served = Served(settings)
         self.signals = Signals()
 
     def __enter__(self) -> "Run":
@@ -120,9 +82,10 @@ class Run:
         """Watches whom memory belongs to, and that every technique acts. Call it before `prepare`."""
         self.memory.watch(model, optimizer)
         settings = self.settings
-        self.record.row_flops = model_flops_per_row(model.config, settings.block_size, frozen=settings.use_peft)
+        frozen = frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+        self.record.row_flops = model_flops_per_row(model.config, settings.block_size, frozen, settings.use_peft)
         self.compiled = compiled
-        self.proof = Proof(model, settings, compiled)
+        self.proof = Proof(model, optimizer, self.accelerator, settings, compiled)
         if compiled:
             self.meter.compilations = lambda: compiled.compilations
 
@@ -130,7 +93,7 @@ class Run:
         """Keeps one finished step, in every place or in none.
 
         Raises:
-            InactiveTechnique: after the first step of this process, if a technique that was asked for did not act.
+            InactiveTechnique: a technique that was asked for did not act, or the script does not serve a flag.
         """
         if self.compiled:
             self.record.compile = self.compiled.result()
@@ -138,8 +101,9 @@ class Run:
             self._keep(step)
             if ranks.is_main():
                 self.progress.show(step)
-        if self.proof and not self.record.evidence:
-            self.record.evidence = self.proof.check(self.accelerator)
+        self.served.check(self.record)
+        if self.proof:
+            self.record.evidence = self.proof.check(step)
 
     def _keep(self, step: Step) -> None:
         row = self.record.add(step)
@@ -175,6 +139,7 @@ class Run:
                 self._keep(step)
             if ranks.is_main() and steps:
                 self.progress.resume(len(steps))
+        self.served.resumed, self.served.before = True, len(steps)
         return len(steps)
 
     def save_checkpoint(self, scheduler: LRScheduler) -> None:
@@ -182,13 +147,14 @@ class Run:
         every = self.settings.checkpointing_steps
         if every and len(self.record.steps) % every == 0:
             checkpoint.save_checkpoint(self.accelerator, scheduler, self.record)
+            self.served.saved = len(self.record.steps)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         record = self.record
         if error is None and self.accelerator:
-            error = self._gather_memory()
+            error = self._gather_memory() or self.served.finish(self.record, self.proof)
         record.status, record.reason, self.exit_code = outcome(error, record.steps)
         if isinstance(error, Terminated) and self.settings.num_processes > 1:
             # A launcher ends all ranks when one is gone, and often before this one has missed it.

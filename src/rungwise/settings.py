@@ -63,7 +63,7 @@ class Settings:
     text_column: str | None = _flag(None, "data", "column that holds the text [text, else the first text column]")
     train_file: str | None = _flag(None, "data", "a file to train on: text, JSON lines, CSV or parquet, by its suffix")
     tokenizer_name: str | None = _flag(None, "data", "tokenizer: Hub id or folder [the model's, else bytes as tokens]")
-    block_size: int = _flag(256, "data", "tokens a row", least=2)
+    block_size: int = _flag(256, "batch", "tokens a row", least=2)
     packing: bool = _flag(
         True, "data", "join texts and cut them into full rows; false: each text is a row, cut off or padded"
     )
@@ -162,5 +162,7 @@ class Settings:
         return values
 
 
+# The origin of what a script decides itself: none of these settings is asked for.
+OWN = "the script's own"
 FIELDS = {f.name: f for f in dataclasses.fields(Settings) if f.name != "origins"}
 HINTS = typing.get_type_hints(Settings)

@@ -43,6 +43,8 @@ def shard_on_cpu(accelerator: Accelerator, sharding: FullyShardedDataParallelPlu
 def problems(settings: Settings, device_type: str) -> list[str]:
     """What FSDP2 cannot be had with: in these settings, or on this machine for a run on a device of this type."""
     if not settings.fsdp:
+        if settings.origins.get("fsdp_reshard_after_forward") == "flag":
+            return ["--fsdp_reshard_after_forward has no effect without FSDP, which the config asks for; drop it"]
         return []
     found = []
     if settings.torch_compile and settings.torch_compile_scope == "model":

@@ -100,6 +100,18 @@ def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
+def too_few_tokens(source: Source, tokens: int, settings: Settings) -> SettingsError:
+    """That a text is shorter than one row."""
+    # A row of one token teaches nothing.
+    shorter = f", or --block_size {tokens} or less" if tokens > 1 else ""
+    return SettingsError(
+        [
+            f"{source}: its {tokens} tokens are shorter than one block of {settings.block_size} tokens; "
+            f"give more text{shorter}"
+        ]
+    )
+
+
 def stdlib_files() -> list[str]:
     """The modules of the running Python's standard library, by name: about 5 MB of source text."""
     return sorted(str(path) for path in Path(sysconfig.get_path("stdlib")).glob("*.py"))
@@ -147,12 +159,7 @@ def _check_file(source: Source, settings: Settings) -> None:
         raise SettingsError([f"{source}: the file is empty; give a file with text"])
     bytes_are_tokens = not (settings.tokenizer_name or settings.model_name_or_path)
     if bytes_are_tokens and settings.packing and source.reader == "text" and size < settings.block_size:
-        raise SettingsError(
-            [
-                f"{source}: its {size} bytes are shorter than one block of {settings.block_size} tokens; "
-                f"give more text, or --block_size {size} or less"
-            ]
-        )
+        raise too_few_tokens(source, size, settings)
 
 
 def _column(source: Source, settings: Settings, features: datasets.Features | None, first: dict[str, Any]) -> str:

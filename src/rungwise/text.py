@@ -104,6 +104,12 @@ def stream_rows(
             yield dict(zip(columns, values, strict=True))
 
 
+def count_tokens(text: Text, tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """How many tokens a text has, of all its rows together."""
+    encode = encoder(text.column, tokenizer)
+    return sum(len(ids) for batch in text.rows.iter(BATCH) for ids in encode(batch)["input_ids"])
+
+
 def _map(rows: datasets.Dataset, step: Step, features: datasets.Features, words: str) -> datasets.Dataset:
     # In one process, which keeps the order of the texts.
     return rows.map(

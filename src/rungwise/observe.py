@@ -1,0 +1,235 @@
+"""Takes notes of what happens in optimizer steps, by hooks, where it happens. What the notes show, `proof` says."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
+
+from .memory import local
+from .techniques import repeated_blocks
+
+# Elements that a fingerprint reads at a time: it must not show in the peak of memory.
+PIECE = 1 << 18
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass
+class Block:
+    """How often a block that can be checkpointed ran with a backward pass to come, and how often it ran again then."""
+
+    owed: int = 0
+    recomputed: int = 0
+
+
+class ForwardNotes:
+    """Notes of the micro-batches of one optimizer step.
+
+    What the accelerator is asked for is noted whatever the model is made of; what modules do, by hooks on them, in
+    eager mode alone: in compiled code hooks would change the graph.
+
+    Attributes:
+        backward_passes: micro-batches that went backward.
+        unsynchronised: those of them whose gradients were to stay in their process.
+        loss_gradients: what each backward pass began with, a scalar each: the scaler's scale by the accumulation.
+        clipped_at: the limits that gradients were clipped at.
+        draws: whether the forward pass drew random numbers.
+        dtypes: modules that multiply by parameters, with the dtypes of what they gave back.
+        residual_dtype: what the norm of the last block was given; None where it was not seen.
+        blocks: what every block that can be checkpointed did, in the model's order.
+        rows: the shape of each micro-batch, and a fingerprint of it.
+    """
+
+    def __init__(self, model: nn.Module, accelerator: Accelerator, eager: bool):
+        self.backward_passes = self.unsynchronised = 0
+        self.loss_gradients: list[torch.Tensor] = []
+        self.clipped_at: set[float] = set()
+        self.draws = False
+        self.dtypes: dict[str, set[torch.dtype]] = {}
+        self.residual_dtype: torch.dtype | None = None
+        self.blocks: list[Block] = []
+        self.rows: list[tuple[torch.Size, torch.Tensor]] = []
+        self._device = accelerator.device
+        self._state: Any = None
+        self._in_forward = False
+        self._undo: list[Callable[[], None]] = []
+        self._observe(accelerator, "accumulate", self._note_start)
+        self._observe(accelerator, "backward", self._note_backward)
+        self._observe(accelerator, "no_sync", self._note_no_sync)
+        self._observe(accelerator, "clip_grad_norm_", self._note_clipping)
+        if eager:
+            self._attach(model)
+
+    def close(self) -> None:
+        """Takes no more notes; nothing of it is left in the model."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _observe(self, accelerator: Accelerator, name: str, note: Callable[..., None]) -> None:
+        """Has a method of the accelerator tell with what it is called."""
+        method = getattr(accelerator, name)
+        own = name in vars(accelerator)
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            note(*args, **kwargs)
+            return method(*args, **kwargs)
+
+        setattr(accelerator, name, observed)
+        self._undo.append(lambda: setattr(accelerator, name, method) if own else delattr(accelerator, name))
+
+    def _hook(self, handle: RemovableHandle) -> None:
+        self._undo.append(handle.remove)
+
+    def _attach(self, model: nn.Module) -> None:
+        for name, module in _products(model):
+            self._hook(module.register_forward_hook(self._dtype_noter(name)))
+        self._hook(model.register_forward_pre_hook(self._enter, with_kwargs=True))
+        self._hook(model.register_forward_hook(self._leave))
+        norms = [m for block in repeated_blocks(model)[-1:] for m in block.children() if "Norm" in type(m).__name__]
+        for norm in norms[:1]:
+            self._hook(norm.register_forward_pre_hook(self._note_residual))
+        for module in checkpointable_blocks(model):
+            block = Block()
+            self.blocks.append(block)
+            self._hook(module.register_forward_hook(self._run_noter(block)))
+            # A block's own hooks stay outside its checkpoint; its first part runs again inside.
+            self._hook(next(module.children()).register_forward_hook(self._recompute_noter(block)))
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._in_forward = True
+        rows = kwargs.get("input_ids")
+        if isinstance(rows, torch.Tensor):
+            self.rows.append((rows.shape, fingerprint(rows)))
+
+    def _leave(self, *_: Any) -> None:
+        self._in_forward = False
+
+    def _dtype_noter(self, name: str) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            self.dtypes.setdefault(name, set()).add(output.dtype)
+
+        return note
+
+    def _note_residual(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], torch.Tensor):
+            self.residual_dtype = inputs[0].dtype
+
+    def _run_noter(self, block: Block) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            output = output[0] if isinstance(output, tuple) else output
+            # Nothing goes back through a block without a gradient, as the first ones of a model that is frozen there.
+            block.owed += self._in_forward and getattr(output, "requires_grad", True)
+
+        return note
+
+    def _recompute_noter(self, block: Block) -> Callable[..., None]:
+        def note(*_: Any) -> None:
+            # A part of the model that runs after the model's forward has ended is run by the backward pass.
+            block.recomputed += not self._in_forward
+
+        return note
+
+    def _note_start(self, *_: Any) -> None:
+        self._state = _random_state(self._device)
+
+    def _note_backward(self, loss: torch.Tensor, **_: Any) -> None:
+        self.backward_passes += 1
+        self.draws |= self._state is not None and _random_state(self._device) != self._state
+        if loss.requires_grad:
+            loss.register_hook(lambda gradient: self.loss_gradients.append(gradient.detach()))
+
+    def _note_no_sync(self, *_: Any) -> None:
+        self.unsynchronised += 1
+
+    def _note_clipping(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+        self.clipped_at.add(float(max_norm))
+
+
+class UpdateNotes:
+    """Notes of the weights around the optimizer's steps, until one has changed a weight.
+
+    Attributes:
+        steps: how often the optimizer stepped since the last `begin`.
+        gradient_norms: the norms of the gradients that those steps took, of what this process holds of them.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer):
+        self.steps = 0
+        self.gradient_norms: list[torch.Tensor] = []
+        self._model, self._optimizer = model, optimizer
+        self._before: torch.Tensor | None = None
+        self._hook = optimizer.register_step_pre_hook(self._note)
+
+    def begin(self) -> None:
+        """Forgets the last step's notes, not the weights that later ones are compared with."""
+        self.steps = 0
+        self.gradient_norms.clear()
+
+    def close(self) -> None:
+        """Takes no more notes."""
+        self._hook.remove()
+
+    def _note(self, *_: Any) -> None:
+        self.steps += 1
+        if self._before is None:
+            self._before = self.weights()
+        gradients = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
+        if gradients and any(group["lr"] for group in self._optimizer.param_groups):
+            norms = torch._foreach_norm([g for g in gradients if g.numel()])
+            norm = torch.stack([n.float().to(norms[0].device) for n in norms]).norm()
+            # A fused optimizer is told of a scale that its gradients still have, and divides by it itself.
+            scale = getattr(self._optimizer, "grad_scale", None)
+            self.gradient_norms.append(norm if scale is None else norm / scale)
+
+    def weights(self) -> torch.Tensor:
+        """A fingerprint of what this process holds of each parameter, (parameters,), int64."""
+        return torch.stack([fingerprint(parameter) for parameter in self._model.parameters()])
+
+    def changed(self, weights: torch.Tensor) -> torch.Tensor:
+        """Which parameters are others than before the first step that was noted, (parameters,), bool."""
+        return torch.zeros_like(weights, dtype=torch.bool) if self._before is None else weights != self._before
+
+
+@torch.no_grad()
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """A number made of each bit of a tensor and its place, a scalar, int64; of a shard, what this process holds."""
+    own = local(tensor.detach()).contiguous().view(-1)
+    bits = own.view(INTEGERS[own.element_size()])
+    places = 2 * torch.arange(min(len(bits), PIECE), device=bits.device) + 1
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for piece in bits.split(PIECE):
+        # Numbers wrap around, which is as good.
+        total = 31 * total + (piece.to(torch.int64) * places[: len(piece)]).sum()
+    return total
+
+
+def checkpointable_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that can recompute themselves in the backward pass, in the model's order."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _products(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What multiplies by the model's matrices."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            yield name, module
+        elif type(module).__name__.endswith("Experts") and isinstance(getattr(module, "act_fn", None), nn.Module):
+            # Experts give back the dtype that they were given; what they compute in shows inside.
+            yield name, module.act_fn
+
+
+def _random_state(device: torch.device) -> tuple[Any, ...]:
+    """Where every generator stands that a model may draw from."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    numpy = np.random.get_state()[1].tobytes(), np.random.get_state()[2]
+    return (*(state.numpy().tobytes() for state in states), random.getstate(), numpy)
