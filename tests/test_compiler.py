@@ -113,6 +113,28 @@ class Small(nn.Module):
         return self.second(kept).sum()
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_precision_of_a_graph_is_that_of_each_of_its_products(enabled, cache):
+    """Not of the last alone, and not of what is fp32 in any case, as sums and norms."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.first, self.second = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, rows):
+            with torch.autocast("cpu", enabled=enabled):
+                rows = self.first(self.norm(rows))
+            return self.second(rows).float().sum()
+
+    notes = CompileRecord(tiny_settings("--torch_compile", "--torch_compile_cache_dir", cache))
+    compiled = torch.compile(Block(), backend=lambda graph, _: notes._note(graph) or graph.forward)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(torch.randn(4, 8))
+    notes.close()
+    assert notes.dtypes == ({torch.bfloat16} if enabled else {torch.bfloat16, torch.float32})
+
+
 class Deep(nn.Module):
     """Layers whose activations can be kept or computed again."""
 

@@ -182,12 +182,12 @@ class UpdateNotes:
         if self._before is None:
             self._before = self.weights()
         gradients = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
-        if gradients and any(group["lr"] for group in self._optimizer.param_groups):
-            norms = torch._foreach_norm([g for g in gradients if g.numel()])
-            norm = torch.stack([n.float().to(norms[0].device) for n in norms]).norm()
-            # A fused optimizer is told of a scale that its gradients still have, and divides by it itself.
-            scale = getattr(self._optimizer, "grad_scale", None)
-            self.gradient_norms.append(norm if scale is None else norm / scale)
+        # A process may hold nothing of a small gradient that is sharded.
+        norms = torch._foreach_norm([g for g in gradients if g.numel()]) if any(g.numel() for g in gradients) else []
+        norm = torch.stack([n.float().to(self._before.device) for n in (*norms, torch.zeros(()))]).norm()
+        # A fused optimizer is told of a scale that its gradients still have, and divides by it itself.
+        scale = getattr(self._optimizer, "grad_scale", None)
+        self.gradient_norms.append(norm if scale is None else norm / scale)
 
     def weights(self) -> torch.Tensor:
         """A fingerprint of what this process holds of each parameter, (parameters,), int64."""

@@ -74,7 +74,7 @@ class UpdateProof:
         asked, groups = self._settings, self._optimizer.param_groups
         found = {
             "optim": self._optimizer_name(),
-            "learning_rate": max(group.get("initial_lr", group["lr"]) for group in groups),
+            "learning_rate": max(group.get("initial_lr", group.get("lr", 0.0)) for group in groups),
             "weight_decay": max(group.get("weight_decay", 0.0) for group in groups),
         }
         return [
