@@ -1,5 +1,8 @@
 """The memory meter against tensors of known size and against an independent count."""
 
+from contextlib import nullcontext
+
+from rungwise import memory
 from rungwise.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
 from rungwise.models import build_model, load_config
 from rungwise.techniques import apply_checkpointing, build_optimizer
@@ -85,8 +88,6 @@ def test_the_meter_waits_for_a_step_that_is_not_skipped():
 
 
 def _steps(model, optimizer, batch, count, meter=None):
-    from contextlib import nullcontext
-
     for _ in range(count):
         with meter.window() if meter else nullcontext():
             loss = model(**batch, num_items_in_batch=torch.tensor(batch["labels"].numel())).loss
@@ -190,3 +191,88 @@ def test_a_loaded_model_weighs_what_one_made_anew_does(tmp_path):
         assert memory["activations_mib"] > 0
         peaks[name] = memory["peak_allocated_mib"]
     assert peaks["model_name_or_path"] == pytest.approx(peaks["config_name"], rel=0.01)
+
+
+class FakeAllocator:
+    """An accelerator's allocator by its counters alone, as `torch.accelerator` gives them."""
+
+    def __init__(self, patch):
+        self.held = self.peak = self.reserved = self.peak_reserved = self.retries = 0
+        replaced = {
+            "empty_cache": lambda: self._reserve(self.held),
+            "reset_peak_memory_stats": self._reset,
+            "max_memory_allocated": lambda: self.peak,
+            "max_memory_reserved": lambda: self.peak_reserved,
+            "memory_allocated": lambda: self.held,
+            "memory_stats": lambda: {"num_alloc_retries": self.retries},
+            "synchronize": lambda: None,
+        }
+        for name, function in replaced.items():
+            patch.setattr(torch.accelerator, name, function)
+        patch.setattr(memory, "_cuda_allocations", lambda: nullcontext([(0, 10**12)]))
+
+    def _reset(self):
+        self.peak, self.peak_reserved = self.held, self.reserved
+
+    def _reserve(self, reserved):
+        self.reserved = reserved
+        self.peak_reserved = max(self.peak_reserved, reserved)
+
+    def keep(self, size):
+        self.held += size
+        self.spike(0)
+
+    def spike(self, size):
+        """What is taken and given back at once; the allocator keeps it reserved, after one failure."""
+        self.peak = max(self.peak, self.held + size)
+        self._reserve(max(self.reserved, self.held + size))
+        self.retries += size > 0
+
+
+class RealAllocator:
+    """The CPU's."""
+
+    def keep(self, size):
+        pass
+
+    def spike(self, size):
+        torch.empty(size, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "xpu"])
+@pytest.mark.parametrize("in_building, in_step", [(500, 300), (200, 700)])
+def test_only_the_phases_of_the_meter_count_on_every_device(device, in_building, in_step, monkeypatch):
+    """Building and the first whole step. Not what compiles before that step, nor what evaluates or saves after it."""
+    unit = 2**20
+    allocator = RealAllocator() if device == "cpu" else FakeAllocator(monkeypatch)
+    meter = MemoryMeter(torch.device(device))
+    allocator.spike(2000 * unit)
+    with meter.building():
+        model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(unit // 4))])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        allocator.keep(unit)
+        allocator.spike(in_building * unit)
+    meter.watch(model, optimizer)
+
+    def step(size):
+        with meter.window():
+            model[0].grad = torch.ones(unit // 4)
+            allocator.spike(size)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step(3000 * unit)  # compiles and tries kernels
+    allocator.keep(unit)  # the optimizer's state
+    allocator.spike(2000 * unit)  # loads a checkpoint
+    step(in_step * unit)
+    assert meter.done
+    closed = meter.result()
+    # The parameter is there in building; in the step also its momentum and, on the CPU, the gradient.
+    expected = max(1 + in_building, 2 + (device == "cpu") + in_step)
+    assert closed["peak_allocated_mib"] == pytest.approx(expected, abs=0.01)
+    if device != "cpu":
+        assert closed["peak_reserved_mib"] == expected and closed["alloc_retries"] == 2
+    allocator.spike(5000 * unit)
+    monkeypatch.setattr(memory, "peak_rss_bytes", lambda: 2**50)
+    assert meter.result() == closed
+    assert meter.peak_bytes() == closed["peak_allocated_mib"] * MIB

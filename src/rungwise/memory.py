@@ -1,14 +1,15 @@
 """Peak memory and who owns it, on CPU and on CUDA, in bytes.
 
 On CUDA the allocator counts its own peak. The CPU allocator reports each allocation to PyTorch's profiler; their
-running sum is the same figure, compiled code included. It is measured over building the model and over one whole
-optimizer step that starts with the optimizer's state in place, and not while steps are timed.
+running sum is the same figure, compiled code included. Everywhere it is measured over building the model and over one
+whole optimizer step that starts with the optimizer's state in place, and closed there: what compiles before that step,
+or evaluates, saves and merges after it, has no part in it.
 """
 
 import itertools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -46,7 +47,8 @@ class MemoryMeter:
         self.device = device
         self.done = False
         self.timeline: list[tuple[float, int]] = []
-        self._peak = 0
+        self._peak = self._reserved = self._retries = 0
+        self._rss: int | None = None
         self._live_after_building = 0
         self._windows = 0
         self._owners: dict[str, int] = {}
@@ -57,14 +59,26 @@ class MemoryMeter:
     def building(self) -> Iterator[None]:
         """Counts what is allocated from here on; on CPU also what is still held at the end."""
         if self.device.type != "cpu":
-            # What was cached before would count as reserved.
-            torch.accelerator.empty_cache()
-            torch.accelerator.reset_peak_memory_stats()
-            yield
+            with self._counters():
+                yield
             return
         with _allocations() as changes:
             yield
-        self._live_after_building = self._count(changes, held_before=0)[-1]
+        held = _running(changes, held_before=0)
+        self._peak, self._live_after_building = max(self._peak, *held), held[-1]
+
+    @contextmanager
+    def _counters(self) -> Iterator[None]:
+        """Has the accelerator's allocator count what happens inside, from what is held at its start."""
+        # What was cached before, as by a compiler that tried kernels, would count as reserved.
+        torch.accelerator.empty_cache()
+        torch.accelerator.reset_peak_memory_stats()
+        retries = _alloc_retries()
+        yield
+        torch.accelerator.synchronize()
+        self._peak = max(self._peak, torch.accelerator.max_memory_allocated())
+        self._reserved = max(self._reserved, torch.accelerator.max_memory_reserved())
+        self._retries += _alloc_retries() - retries
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Counts the owners at each optimizer step, when all four of them exist at once."""
@@ -86,19 +100,24 @@ class MemoryMeter:
             held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
             with _allocations() as changes:
                 yield
-        elif self.device.type == "cuda" and complete:
+        elif complete:
             held = torch.accelerator.memory_allocated()
-            with _cuda_allocations() as changes:
+            record = _cuda_allocations() if self.device.type == "cuda" else nullcontext([])
+            with self._counters(), record as changes:
                 yield
         else:
             yield
             changes = []
         if changes:
             times = [(when - changes[0][0]) / 1e6 for when, _ in changes]
-            self.timeline = envelope(list(zip(times, self._count(changes, held), strict=True)), TIMELINE_POINTS)
+            running = _running(changes, held)
+            if self.device.type == "cpu":
+                self._peak = max(self._peak, *running)
+            self.timeline = envelope(list(zip(times, running[1:], strict=True)), TIMELINE_POINTS)
         # A step that is skipped before its optimizer is no whole step.
         if complete and self._stepped:
             self.done = True
+            self._rss = peak_rss_bytes()
             for hook in self._hooks:
                 hook.remove()
 
@@ -108,11 +127,13 @@ class MemoryMeter:
         return max(self._live_after_building, model)
 
     def peak_bytes(self) -> int:
-        """The allocator's peak so far, in bytes."""
-        return self._peak if self.device.type == "cpu" else torch.accelerator.max_memory_allocated()
+        """The allocator's peak over the phases that were measured, in bytes."""
+        return self._peak
 
     def result(self) -> dict[str, float | None]:
         """Peak and owners in MiB, keyed as in `result.json`; None for what was not measured.
+
+        On an accelerator also what was reserved, and how often its allocator had to give its cache back to go on.
 
         Activations are the peak less the four owners counted from their tensors. They so include temporaries and, as
         the peak may fall before all gradients exist, are understated by at most the gradients.
@@ -122,15 +143,10 @@ class MemoryMeter:
         peak = self.peak_bytes()
         figures = {"peak_allocated": peak, **self._owners, "activations": peak - sum(self._owners.values())}
         if self.device.type != "cpu":
-            figures["peak_reserved"] = torch.accelerator.max_memory_reserved()
-        figures["peak_rss"] = peak_rss_bytes()
-        return {f"{name}_mib": _mib(count) for name, count in figures.items()}
-
-    def _count(self, changes: list[tuple[int, int]], held_before: int) -> list[int]:
-        """The bytes held after each change; the largest goes into the peak."""
-        held = list(itertools.accumulate((change for _, change in changes), initial=held_before))
-        self._peak = max(self._peak, *held)
-        return held[1:] or held
+            figures["peak_reserved"] = self._reserved
+        figures["peak_rss"] = self._rss
+        found = {f"{name}_mib": _mib(count) for name, count in figures.items()}
+        return found if self.device.type == "cpu" else {**found, "alloc_retries": self._retries}
 
     def _count_gradients(self) -> None:
         self._stepped = True
@@ -142,6 +158,11 @@ class MemoryMeter:
     def _count_state(self) -> None:
         self._owners["optimizer_state"] = optimizer_state_bytes(self._optimizer)
         self._owners["buffers"] = tensor_bytes(self._model.buffers())
+
+
+def _running(changes: list[tuple[int, int]], held_before: int) -> list[int]:
+    """The bytes held before the first change and after each."""
+    return list(itertools.accumulate((change for _, change in changes), initial=held_before))
 
 
 @contextmanager
@@ -165,6 +186,11 @@ def _cuda_allocations() -> Iterator[list[tuple[int, int]]]:
     torch.cuda.memory._record_memory_history(enabled=None)
     signs = {"alloc": 1, "free_completed": -1}
     changes += [(1000 * e["time_us"], signs[e["action"]] * e["size"]) for e in history if e["action"] in signs]
+
+
+def _alloc_retries() -> int:
+    """How often an allocation failed at first in this process, and cached memory was given back for it."""
+    return torch.accelerator.memory_stats().get("num_alloc_retries", 0)
 
 
 def envelope(points: list[tuple[float, int]], most: int) -> list[tuple[float, int]]:
