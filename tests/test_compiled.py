@@ -101,8 +101,13 @@ def test_a_run_is_held_against_the_eager_run_that_it_names(eager_run):
     made = result(step_ms=50.0, torch_compile=True)
     made["compile"] = {**COMPILE, "seconds": 42.0}
     assert compare(made, folder) == {"against": "base", "steps": 840, "verdict": "after 840 steps"}
-    made["environment"]["device_name"] = "another CPU"
-    assert compare(made, folder)["verdict"] == "not known: the eager run was made on another device"
+    made["environment"]["threads"] = 1
+    apart = {"against": "base", "steps": None, "verdict": "not known: threads are 2 there and 1 here"}
+    assert compare(made, folder) == apart
+    made["environment"] |= {"threads": 2, "date": "another day", "git_commit": "another", "threads_origin": "other"}
+    assert compare(made, folder)["steps"] == 840
+    made["evidence"]["attn_implementation"] = "sdpa"
+    assert compare(made, folder)["verdict"] == "not known: attn_implementation is not recorded there and sdpa here"
 
 
 def test_an_eager_run_that_cannot_be_compared_with(eager_run, tmp_path):

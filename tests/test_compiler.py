@@ -3,13 +3,14 @@
 import os
 from pathlib import Path
 
-from rungwise import compiler
+from rungwise import techniques, toolchain
 from rungwise.compiler import CompileRecord
 from rungwise.compiler_cache import CompilerCache
 from rungwise.models import build_model, save_model
 from rungwise.proof import InactiveTechnique
 from rungwise.run import check
-from rungwise.techniques import UnavailableTechnique, apply_compile
+from rungwise.settings import COMPILE_MODES
+from rungwise.techniques import UnavailableTechnique, apply_checkpointing, apply_compile
 
 import pytest
 import torch
@@ -20,9 +21,11 @@ from torch._inductor import cpp_builder
 from torch._inductor.codecache import CppCodeCache
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir, triton_cache_dir
 from transformers import AutoModelForCausalLM
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 FLAGS = ["--max_steps", "6", "--torch_compile", "--gradient_checkpointing"]
 BF16 = "accelerate_configs/bf16_accum4.yaml"
+NO_GRAPHS = "max-autotune-no-cudagraphs"
 # What a launcher leaves behind; none of it may reach the compiled model.
 LAUNCHED = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "ACCELERATE_DYNAMO_USE_DYNAMIC": "true"}
 
@@ -154,7 +157,7 @@ def record(model, cache, **changes):
     return made
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", NO_GRAPHS])
 def test_modes(mode, cache):
     model, rows = Small(), torch.randn(4, 8)
     expected = model(rows).detach()
@@ -333,16 +336,89 @@ def test_a_missing_compiler_is_found_before_training():
 
 
 def test_missing_python_headers_are_found_before_training(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(tmp_path))
-    [problem] = compiler.problems(tiny_settings("--torch_compile"), "cpu")
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
+    [problem] = toolchain.problems(tiny_settings("--torch_compile"), "cpu")
     assert f"{tmp_path} has no Python.h" in problem and "python3-dev" in problem
 
 
+@pytest.fixture
+def with_triton(monkeypatch):
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+
+
+@pytest.mark.parametrize("mode", COMPILE_MODES)
+def test_cuda_graphs_do_not_accumulate(mode, with_triton):
+    """They keep their outputs in place, gradients among them, which the next micro-batch would overwrite."""
+    flags = ["--torch_compile", "--torch_compile_mode", mode]
+    assert toolchain.problems(tiny_settings(*flags), "cuda") == []
+    found = toolchain.problems(tiny_settings(*flags, "--gradient_accumulation_steps", "4"), "cuda")
+    assert len(found) == (mode in ("reduce-overhead", "max-autotune"))
+    for problem in found:
+        assert f"--torch_compile_mode {mode} has the compiler replay CUDA graphs" in problem
+        assert "of 4 accumulated micro-batches; use --torch_compile_mode max-autotune-no-cudagraphs" in problem
+    assert toolchain.problems(tiny_settings(*flags, "--gradient_accumulation_steps", "4"), "cpu") == []
+
+
+def test_cuda_graphs_by_the_environment_do_not_accumulate_either(with_triton):
+    with inductor.patch({"triton.cudagraphs": True}):
+        [found] = toolchain.problems(tiny_settings("--torch_compile", "--gradient_accumulation_steps", "4"), "cuda")
+    assert "TORCHINDUCTOR_CUDAGRAPHS=1" in found and "unset it" in found
+
+
+@pytest.mark.parametrize("half", [{"config": "accelerate_configs/bf16.yaml"}, {"dtype": "bfloat16"}])
+def test_bf16_is_not_compiled_on_a_gpu_without_its_instructions(half, monkeypatch):
+    """Inductor would leave every graph in eager mode with a warning. Such a rung is skipped before it trains."""
+    monkeypatch.setattr(techniques, "device_type", lambda settings: "cuda")
+    monkeypatch.setattr(techniques, "device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(techniques, "native_precision", lambda device: ["fp32", "fp16"])
+    settings = tiny_settings("--torch_compile", **half)
+    with pytest.raises(UnavailableTechnique, match="leaves bf16 in eager mode on Tesla T4"):
+        apply_compile(build_model(settings), settings)
+    for other in ("fp16", "fp32"):
+        settings = tiny_settings("--torch_compile", config=f"accelerate_configs/{other}.yaml")
+        apply_compile(build_model(settings), settings).close()
+    monkeypatch.setattr(techniques, "native_precision", lambda device: ["fp32", "fp16", "bf16"])
+    settings = tiny_settings("--torch_compile", **half)
+    apply_compile(build_model(settings), settings).close()
+
+
+def test_regions_of_a_release_that_checkpoints_around_them_are_refused():
+    """Before Transformers 5.23 the checkpoint wraps a block's `__call__`, outside of what the block compiles."""
+
+    class OldBlock(GPT2Block):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+    flags = ["--torch_compile", "--torch_compile_scope", "regional"]
+
+    def compiled(old, *more):
+        settings = tiny_settings(*flags, *more)
+        model = build_model(settings)
+        model._no_split_modules = ["OldBlock" if old else "GPT2Block"]
+        for block in model.transformer.h:
+            block.__class__ = OldBlock if old else GPT2Block
+        apply_checkpointing(model, settings, torch.device("cpu"))
+        apply_compile(model, settings).close()
+
+    compiled(True)
+    compiled(False, "--gradient_checkpointing")
+    with pytest.raises(UnavailableTechnique, match="checkpoints OldBlock from outside what regional compiling"):
+        compiled(True, "--gradient_checkpointing")
+
+
+def test_checkpointed_regions_recompute_inside_their_graph(cache):
+    """Where they are not refused: no release may pass from one of the two to neither."""
+    flags = ["--max_steps", "4", "--torch_compile_scope", "regional", "--torch_compile_cache_dir", cache]
+    trained = train_tiny(tiny_settings("--torch_compile", "--gradient_checkpointing", *flags))
+    assert trained.proof.check(trained.accelerator)["recomputed_blocks"] > 0
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_modes_accumulate_on_a_gpu(mode, cache):
-    """CUDA graphs keep their outputs in place, gradients among them; accumulated they must not be overwritten."""
-    flags = ["--max_steps", "4", "--gradient_accumulation_steps", "4"]
+@pytest.mark.parametrize(
+    "mode, accumulation", [(m, "1") for m in COMPILE_MODES] + [("default", "4"), (NO_GRAPHS, "4")]
+)
+def test_modes_equal_eager_on_a_gpu(mode, accumulation, cache):
+    flags = ["--max_steps", "4", "--gradient_accumulation_steps", accumulation]
     compiling = ["--torch_compile", "--torch_compile_mode", mode, "--torch_compile_cache_dir", cache]
     eager = train_tiny(tiny_settings(*flags, use_cpu=False))
     compiled = train_tiny(tiny_settings(*flags, *compiling, use_cpu=False))

@@ -89,6 +89,7 @@ def test_evidence():
         "compiled_parameters": 0.0,
         "processes": 1,
         "micro_batches": 4,
+        "attn_implementation": "sdpa",
         "dropout": False,
         "trained_parameters": 1.0,
         "changed_parameters": 1.0,

@@ -5,7 +5,18 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from . import checkpoint, compiler, data, eager_run, models, ranks, sharding, techniques, tracking
+from . import (
+    checkpoint,
+    data,
+    eager_run,
+    float32,
+    models,
+    ranks,
+    sharding,
+    techniques,
+    toolchain,
+    tracking,
+)
 from .problems import SettingsError
 from .resolve import parse
 from .settings import FIELDS, OWN, Settings
@@ -42,7 +53,7 @@ def check(
         ("techniques", eager_run.problems),
     ):
         problems += check_part(settings) if part not in own else []
-    for check_device in (sharding.problems, compiler.problems):
+    for check_device in (sharding.problems, float32.problems, toolchain.problems):
         problems += check_device(settings, device_type(settings))
     return settings, problems
 

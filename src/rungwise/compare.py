@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .comparable import why_not_comparable
 from .result import read_result
 from .settings import compute_precision
 from .spread import Spread, disturbance
@@ -82,15 +83,19 @@ class RungResult:
     def step_ms(self) -> Spread | None:
         """Wall time of an optimizer step: the median of all rounds, from the lowest p10 to the highest p90.
 
-        It is disturbed if that of a round is, or if rounds differ as much as a disturbed round's steps do.
+        It is disturbed if that of a round is, or if rounds differ as much as a disturbed round's steps do. None where
+        rounds were made in environments that cannot be compared.
         """
         timed = [r["throughput"] for r in self.rounds if r["throughput"].get("step_ms_median")] if self.ok else []
         if not timed:
             return None
+        environment = self.rounds[0]["environment"]
+        if any(why_not_comparable(environment, result["environment"]) for result in self.rounds):
+            return None
         median = statistics.median(speed["step_ms_median"] for speed in timed)
         low, high = min(speed["step_ms_p10"] for speed in timed), max(speed["step_ms_p90"] for speed in timed)
         why = next((speed["disturbed"] for speed in timed if speed.get("disturbed")), None)
-        return Spread(median, low, high, why or disturbance(median, low, high))
+        return Spread(median, low, high, why or disturbance(median, low, high), environment)
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -4,7 +4,6 @@ PyTorch has no public way to ask for these. Taken are dynamo's own notes (`torch
 `graph_break_reasons`, `guard_failures`) and a backend around Inductor that sees each graph.
 """
 
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,40 +15,6 @@ from torch import nn
 
 from .compiler_cache import CompilerCache
 from .settings import Settings
-
-
-def problems(settings: Settings, device_type: str) -> list[str]:
-    """What is missing on this machine for the compiler, found before anything is built."""
-    if not settings.torch_compile:
-        return []
-    found = []
-    if device_type == "cpu":
-        from torch._inductor import config, exc
-        from torch._inductor.cpp_builder import get_cpp_compiler
-
-        try:
-            get_cpp_compiler()
-        except (exc.InvalidCxxCompiler, RuntimeError):
-            named = [config.cpp.cxx] if isinstance(config.cpp.cxx, str) else [name for name in config.cpp.cxx if name]
-            found.append(
-                f"--torch_compile needs a C++ compiler on the CPU, and none of {', '.join(named)} runs; install one "
-                "(Debian: apt-get install g++; macOS: xcode-select --install), or name one in the environment "
-                "variable CXX"
-            )
-        if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-            found.append(
-                f"--torch_compile needs Python's headers, and {sysconfig.get_path('include')} has no Python.h; "
-                "install them (Debian: apt-get install python3-dev)"
-            )
-    else:
-        from torch.utils._triton import has_triton
-
-        if not has_triton():
-            found.append(
-                "--torch_compile needs Triton on this GPU, and it is missing or does not support it; "
-                "install triton, or leave --torch_compile out"
-            )
-    return found
 
 
 class CompileRecord:

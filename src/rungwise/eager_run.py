@@ -29,14 +29,16 @@ def problems(settings: Settings) -> list[str]:
 
 
 def compare(compiled: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Holds a compiled run's result against the eager run in a folder.
+    """Holds a compiled run's result against the eager run in a folder, if both ran in one environment.
 
     Returns:
         `against` (its name), `steps` (None where there is no such step) and `verdict` (the same in words).
     """
     eager = read_result(Path(folder))
-    steps, verdict = None, "not known: the eager run was made on another device"
-    if eager["environment"]["device_name"] == compiled["environment"]["device_name"]:
-        speeds = [RungResult("", [result], []).step_ms for result in (eager, compiled)]
-        steps, verdict = break_even(compiled["compile"]["seconds"], *speeds)
+    attention = [result["evidence"].get("attn_implementation") for result in (eager, compiled)]
+    if attention[0] != attention[1]:
+        verdict = f"not known: attn_implementation is {attention[0] or 'not recorded'} there and {attention[1]} here"
+        return {"against": eager["name"], "steps": None, "verdict": verdict}
+    speeds = [RungResult("", [result], []).step_ms for result in (eager, compiled)]
+    steps, verdict = break_even(compiled["compile"]["seconds"], *speeds)
     return {"against": eager["name"], "steps": steps, "verdict": verdict}

@@ -10,13 +10,34 @@ from typing import Any
 
 import torch
 
+from . import float32, threads
+
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "wandb", "rungwise")
 # The devices whose allocator counts its own peak; elsewhere (Apple's MPS, say) a run would have no memory figure.
 MEASURED_ACCELERATORS = ("cuda", "xpu")
+# What PyTorch and its libraries read from the environment that changes speed, memory or results.
+VARIABLES = (
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    *float32.ONEDNN,
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ATEN_CPU_CAPABILITY",
+    "OMP_PROC_BIND",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+)
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Versions, device, threads, precision support, git commit and date."""
+    """Versions, device, threads, precision support, switches, git commit and date."""
     return {
         **versions(),
         "platform": platform.platform(),
@@ -24,8 +45,11 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device_name": device_name(device),
         "device_count": torch.accelerator.device_count() if device.type != "cpu" else 1,
         "threads": torch.get_num_threads(),
+        "threads_origin": threads.origin(),
+        "local_processes": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         "cores": os.cpu_count(),
         "native_precision": native_precision(device),
+        **switches(device),
         "git_commit": _git_commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
@@ -38,11 +62,25 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **packages, "torch": torch.__version__}
 
 
+def switches(device: torch.device) -> dict[str, Any]:
+    """What changes speed, or what a precision means, without standing in any setting."""
+    backends, cudnn = torch.backends.cuda, torch.backends.cudnn
+    kernels = ("flash", "mem_efficient", "math", "cudnn")
+    return {
+        "float32_products": float32.products(device.type),
+        "float32_convolutions": "tf32" if cudnn.conv.fp32_precision == "tf32" else "ieee",
+        "fp16_accumulation": backends.matmul.allow_fp16_accumulation,
+        "sdpa_backends": [name for name in kernels if getattr(backends, f"{name}_sdp_enabled")()],
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": cudnn.deterministic,
+        "cudnn_benchmark": cudnn.benchmark,
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
 def machine() -> dict[str, Any]:
-    """What must stay the same for figures to be comparable: versions, device and threads."""
-    device = measured_accelerator() or torch.device("cpu")
-    count = torch.accelerator.device_count() if device.type != "cpu" else 1
-    return {**versions(), "device": device_name(device), "device_count": count, "cores": os.cpu_count()}
+    """The environment of a run that starts here: `comparable` says what of it must stay the same."""
+    return describe(measured_accelerator() or torch.device("cpu"))
 
 
 def measured_accelerator() -> torch.device | None:

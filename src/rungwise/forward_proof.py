@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from . import float32
 from .compiler import CompileRecord
 from .loop import Step
 from .models import CausalLMLoss
@@ -38,6 +39,10 @@ class ForwardProof:
     def missing(self, step: Step) -> list[str]:
         """What was asked for and is not seen in the notes of this step."""
         missing = [*self._why_another_precision(), *self._why_not_scaled(step), *self._why_not_recomputed()]
+        missing += float32.problems(self._settings, self._accelerator.device.type)
+        if self._settings.attn_implementation not in (None, self._attention()):
+            asked = self._settings.attn_implementation
+            missing.append(f"{asked} attention was asked for, the model has {self._attention()}")
         if isinstance(self._loss, CausalLMLoss) and not self._loss.divided:
             missing.append("the model ignores num_items_in_batch, so that its loss is not the one of the whole window")
         return [
@@ -60,10 +65,14 @@ class ForwardProof:
             "compiled_graphs": self.compiled.graphs if self.compiled else 0,
             "compiled_parameters": self.compiled.compiled_share() if self.compiled else 0.0,
             "processes": self._accelerator.num_processes,
+            "attn_implementation": self._attention(),
             "micro_batches": self._notes.backward_passes,
             "dropout": self._notes.draws,
             "distributed_type": self._accelerator.distributed_type.value,
         }
+
+    def _attention(self) -> str | None:
+        return getattr(self._model.config, "_attn_implementation", None)
 
     def _parameter_dtype(self) -> str:
         """The dtype of most parameters: a model may keep a few in fp32."""

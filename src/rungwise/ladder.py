@@ -18,6 +18,7 @@ import psutil
 import torch
 from filelock import FileLock, Timeout
 
+from .comparable import differences
 from .environment import machine, measured_accelerator
 from .problems import SettingsError
 from .processes import end_processes, wait_for
@@ -116,9 +117,8 @@ class Ladder:
             if before["rungs"].get(rung, identity) != identity
         ]
         changed += [
-            f"{name}: it was {before['machine'].get(name)} and is now {value}"
-            for name, value in now["machine"].items()
-            if before["machine"].get(name) != value
+            f"{name}: it was {then} and is now {value}"
+            for name, (then, value) in differences(before["machine"], now["machine"]).items()
         ]
         if changed:
             mend = "give another --output_dir, or --fresh to start it anew"

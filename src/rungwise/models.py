@@ -105,9 +105,16 @@ def problems(settings: Settings) -> list[str]:
     if settings.attn_implementation:
         try:
             with torch.device("meta"):
-                AutoModelForCausalLM.from_config(config, attn_implementation=settings.attn_implementation)
+                model = AutoModelForCausalLM.from_config(config, attn_implementation=settings.attn_implementation)
         except Exception as error:
             found.append(f"--attn_implementation {settings.attn_implementation}: {_first_line(error)}")
+        else:
+            # Transformers takes another one of the same kind where that is not installed or not the model's.
+            if (taken := model.config._attn_implementation) != settings.attn_implementation:
+                found.append(
+                    f"--attn_implementation {settings.attn_implementation}: Transformers takes {taken} in its place "
+                    "here; name that one, or leave it out"
+                )
     return found
 
 

@@ -83,6 +83,7 @@ def markdown(report: Report, title: str) -> str:
             + ", ".join(f"{name} {value}" for name, value in about["settings"].items())
             + ".",
             "",
+            *(line for why in about["elsewhere"] for line in (f"{NOT_COMPARED}: {why}.", "")),
         ]
     lines += [*markdown_table(report), "", NOTES, ""]
     if disturbed := [_escaped(f"- {_disturbed(row)}") for row in report.rows if row["disturbed"]]:
@@ -170,6 +171,7 @@ def terminal_table(report: Report) -> str:
     for row in report.compiled:
         against = f" against {row['eager']}" if row["eager"] else ""
         lines.append(f"{row['rung']}: break-even {row['break_even']}{against}")
+    lines += [f"{NOT_COMPARED}: {why}" for why in conditions(report.rungs)["elsewhere"]]
     counts = {
         verdict: sum(check.verdict == verdict for check in report.checks) for verdict in ("PASS", "FAIL", "SKIP")
     }
@@ -179,6 +181,8 @@ def terminal_table(report: Report) -> str:
             lines.append(f"FAIL {check.claim} ({' → '.join(check.rungs)}): {check.measured}; bound: {check.bound}")
     return "\n".join(lines)
 
+
+NOT_COMPARED = "Speeds are not compared"
 
 NOTES = """\
 Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. The spread of

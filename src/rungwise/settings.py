@@ -17,7 +17,7 @@ SCHEDULERS = (
 )
 # Of the parameters: fp32 master weights, or all of training in bf16.
 DTYPES = ("float32", "bfloat16")
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CHECKPOINTING_KWARGS = {"use_reentrant": bool, "every_n_layers": int, "offload": bool}
 
 

@@ -1,6 +1,9 @@
 """When two times are called different, and when one is not to be trusted: one rule for claims, tables and pictures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .comparable import why_not_comparable
 
 # What shares its machine with nothing else stays well within these: p90 over p10, and mean over median.
 WIDE = 2.0
@@ -9,18 +12,21 @@ SKEWED = 0.10
 
 @dataclass(frozen=True)
 class Spread:
-    """A step time in ms with the range that it moved in, and why it was disturbed, if it was."""
+    """A step time in ms with the range that it moved in, why it was disturbed, if so, and where it was measured."""
 
     median: float
     low: float
     high: float
     disturbed: str | None = None
+    environment: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __mul__(self, factor: float) -> "Spread":
-        return Spread(self.median * factor, self.low * factor, self.high * factor, self.disturbed)
+        return replace(self, median=self.median * factor, low=self.low * factor, high=self.high * factor)
 
     def undecided(self, other: "Spread") -> str | None:
         """Why neither of two times is called larger than the other, or None where one is."""
+        if why := why_not_comparable(other.environment, self.environment):
+            return why
         if self.disturbed or other.disturbed:
             return f"a rung was disturbed ({self.disturbed or other.disturbed})"
         apart = self.low > other.high or self.high < other.low

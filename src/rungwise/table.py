@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .comparable import why_not_comparable
 from .compare import NAMING, OWNERS, RungResult, reference
 from .spread import Spread
 
@@ -69,19 +70,36 @@ def table(rungs: list[RungResult]) -> list[dict[str, Any]]:
 
 
 def conditions(rungs: list[RungResult]) -> dict[str, Any]:
-    """What all rungs share: hardware, versions, date, settings. What differs between them is listed as such."""
+    """What all rungs share: hardware, versions, date, settings. What differs between them is listed as such.
+
+    `elsewhere` says of rungs that were not made in the first one's environment what is other there.
+    """
     known = [rung for rung in rungs if rung.rounds[0]["environment"]]
     if not known:
-        return {"environment": {}, "settings": {}, "differs": []}
+        return {"environment": {}, "settings": {}, "differs": [], "elsewhere": []}
     settings = [rung.settings for rung in known]
     names = [name for name in settings[0] if name not in NAMING]
     shared = {name: settings[0][name] for name in names if all(s.get(name) == settings[0][name] for s in settings)}
     return {
         "environment": known[0].rounds[0]["environment"],
+        "elsewhere": _elsewhere(known),
         "settings": {name: value for name, value in shared.items() if value is not None},
         "differs": [name for name in names if name not in shared],
         "rounds": max(len(rung.rounds) for rung in rungs),
     }
+
+
+def _elsewhere(rungs: list[RungResult]) -> list[str]:
+    first = rungs[0]
+    whys = {
+        why_not_comparable(
+            first.rounds[0]["environment"], result["environment"], (f"in {first.name}", f"in {rung.name}")
+        )
+        for rung in rungs
+        for result in rung.rounds
+        if result["environment"]
+    }
+    return sorted(whys - {""})
 
 
 def _change(before: float | None, after: float | None) -> float | None:

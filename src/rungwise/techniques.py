@@ -6,19 +6,19 @@ No other place knows.
 import importlib.util
 import inspect
 import logging
-import os
 import warnings
 
 import torch
+import transformers
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, TorchDynamoPlugin
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from . import autocast, cpu_matmul, sharding
+from . import autocast, cpu_matmul, float32, sharding, threads
 from .compiler import CompileRecord
-from .environment import measured_accelerator, native_precision
+from .environment import device_name, measured_accelerator, native_precision
 from .settings import Settings
 
 
@@ -34,12 +34,13 @@ def build_accelerator(settings: Settings) -> Accelerator:
     """
     use_cpu = device_type(settings) == "cpu"
     if use_cpu:
-        _use_all_cores()
+        threads.share_cores()
         # Models with kernels of their own, as Mamba 2, advise to install them; none of them runs on a CPU.
         logging.getLogger("transformers.integrations.hub_kernels").addFilter(_not_about_kernels)
         if settings.precision not in ("no", *native_precision(torch.device("cpu"))):
             cpu_matmul.install()
     autocast.install()
+    float32.exact_convolutions()
     plugin = sharding.plugin(settings)
     accelerator = Accelerator(
         cpu=use_cpu,
@@ -81,18 +82,6 @@ def device_type(settings: Settings) -> str:
 
 def _not_about_kernels(record: logging.LogRecord) -> bool:
     return "is falling back to its reference PyTorch implementation" not in record.getMessage()
-
-
-def _use_all_cores() -> None:
-    """Shares the cores among this machine's processes.
-
-    `accelerate launch` and `torchrun` set OMP_NUM_THREADS=1 where the user set nothing. Without a launcher the choice
-    is the user's, or PyTorch's own.
-    """
-    launched = "ACCELERATE_MIXED_PRECISION" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
-    if launched and os.environ.get("OMP_NUM_THREADS") == "1":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def apply_checkpointing(model: PreTrainedModel, settings: Settings, device: torch.device) -> None:
@@ -177,19 +166,38 @@ def apply_compile(model: PreTrainedModel, settings: Settings) -> CompileRecord |
     """Compiles the model, or its repeated block once, in place.
 
     Raises:
-        UnavailableTechnique: regional scope for a model that names no repeated block.
+        UnavailableTechnique: regional scope for a model that names no repeated block, or whose blocks are checkpointed
+            around what would be compiled; bf16 on a GPU that the compiler leaves in eager mode.
     """
     if not settings.torch_compile:
         return None
+    device = torch.device(device_type(settings))
+    if device.type == "cuda" and settings.precision == "bf16" and "bf16" not in native_precision(device):
+        raise UnavailableTechnique(
+            f"the compiler leaves bf16 in eager mode on {device_name(device)}, which has no bf16 instructions; "
+            "use an fp16 config, or leave --torch_compile out"
+        )
     modules = [model] if settings.torch_compile_scope == "model" else repeated_blocks(model)
     if not modules:
         raise UnavailableTechnique(
             f"{type(model).__name__} names no repeated block, so nothing would be compiled; "
             "use --torch_compile_scope model"
         )
+    if settings.torch_compile_scope == "regional" and any(map(_checkpoints_around_itself, modules)):
+        raise UnavailableTechnique(
+            f"this Transformers release ({transformers.__version__}) checkpoints {type(modules[0]).__name__} from "
+            "outside what regional compiling compiles, so that no graph would recompute anything; "
+            "use --torch_compile_scope model, or Transformers 5.23 or newer"
+        )
     record = CompileRecord(settings)
     record.compile(modules)
     return record
+
+
+def _checkpoints_around_itself(block: nn.Module) -> bool:
+    """Whether a checkpointed block's checkpoint wraps its `__call__`, of which `compile()` takes the inside alone."""
+    own_call = type(block).__call__ is not nn.Module.__call__
+    return own_call and isinstance(block, GradientCheckpointingLayer) and block.gradient_checkpointing
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:

@@ -1,0 +1,50 @@
+"""What fp32 matrix products are computed in: switches and variables turn them into TF32 or bf16 without a word."""
+
+import os
+
+import torch
+
+from .settings import Settings
+
+# Read by oneDNN, which multiplies on the CPU; the first that is set counts.
+ONEDNN = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+
+
+def products(device_type: str) -> str:
+    """The format that fp32 matrix products are rounded to on a device: ieee (fp32 itself), tf32, bf16 or f16."""
+    if device_type == "cuda":
+        # "0" forbids TF32 to NVIDIA's libraries, whatever PyTorch asks them for; others are said to allow it.
+        override = os.environ.get("NVIDIA_TF32_OVERRIDE")
+        found = {None: torch.backends.cuda.matmul.fp32_precision, "0": "ieee"}.get(override, "tf32")
+    else:
+        found = torch.backends.mkldnn.matmul.fp32_precision
+        if found == "none":
+            mode = next((os.environ[name] for name in ONEDNN if name in os.environ), "strict").lower()
+            # oneDNN's "any" is the least of them.
+            found = {"strict": "none", "any": "bf16"}.get(mode, mode)
+    return "ieee" if found == "none" else found
+
+
+def exact_convolutions() -> None:
+    """Has cuDNN convolve in fp32 what is fp32: by PyTorch's default it takes TF32, even where products may not."""
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def problems(settings: Settings, device_type: str) -> list[str]:
+    """Why an fp32 run would not compute in fp32 here, with what asks for it and how to stop it."""
+    found = products(device_type)
+    if settings.precision != "no" or found == "ieee":
+        return []
+    mend, named = "unset it, or train in bf16", os.environ.get
+    if device_type == "cuda":
+        variables = [name for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE") if named(name)]
+        switch = "torch.backends.cuda.matmul.fp32_precision"
+    else:
+        switch = "torch.backends.mkldnn.matmul.fp32_precision"
+        by_switch = torch.backends.mkldnn.matmul.fp32_precision != "none"
+        variables = [] if by_switch else [name for name in ONEDNN if named(name)]
+    culprit = " and ".join(f"{name}={named(name)}" for name in variables)
+    if not culprit:
+        culprit = f"{switch} {found}"
+        mend = "call torch.set_float32_matmul_precision('highest') in the script, or train in bf16"
+    return [f"fp32 was asked for, and {culprit} has fp32 matrix products computed in {found}; {mend}"]
