@@ -81,6 +81,5 @@ def exit_on_problems() -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        if ranks.is_main():
-            print(error, file=sys.stderr)
+        ranks.refuse(error)
         raise SystemExit(2) from error

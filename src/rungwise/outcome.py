@@ -19,8 +19,8 @@ def lost_a_rank(error: BaseException | None) -> bool:
     )
 
 
-def outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str | None, int]:
-    """Status, reason and exit code of a run that ended with `error`, or with none."""
+def outcome(error: BaseException | None, steps: list[Step], processes: int = 1) -> tuple[str, str | None, int]:
+    """Status, reason and exit code of a run of so many processes that ended with `error`, or with none."""
     words = str(error).strip() or type(error).__name__
     match error:
         case None if steps and not any(step.tokens for step in steps):
@@ -39,7 +39,9 @@ def outcome(error: BaseException | None, steps: list[Step]) -> tuple[str, str | 
         case KeyboardInterrupt():
             return "failed", f"interrupted after {len(steps)} steps", 130
         case Terminated():
-            return "failed", f"terminated after {len(steps)} steps", 143
+            # A launcher ends all ranks when one is gone, and often before this one has missed it.
+            why = "; asked to from outside, or another rank ended without a word (killed?)" if processes > 1 else ""
+            return "failed", f"terminated after {len(steps)} steps{why}", 143
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error):
         mend = "raise --gradient_accumulation_steps, or add --gradient_checkpointing"
         return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {mend}", 1

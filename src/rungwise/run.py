@@ -23,7 +23,7 @@ from .memory import MIB, MemoryMeter
 from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row
 from .outcome import lost_a_rank, outcome
 from .proof import Proof
-from .result import Record, plain
+from .result import Record, plain, write_reason
 from .served import Served
 from .settings import Settings
 from .signals import Signals, Terminated
@@ -48,7 +48,7 @@ class Run:
         self.compiled: CompileRecord | None = None
         self.proof: Proof | None = None
         self.served = Served(settings)
-        self.signals = Signals()
+        self.signals = Signals(self._terminated if settings.num_processes > 1 else None)
 
     def __enter__(self) -> "Run":
         self.signals.__enter__()
@@ -152,63 +152,68 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        record = self.record
         if error is None and self.accelerator:
             error = self._gather_memory() or self.served.finish(self.record, self.proof)
-        record.status, record.reason, self.exit_code = outcome(error, record.steps)
-        if isinstance(error, Terminated) and self.settings.num_processes > 1:
-            # A launcher ends all ranks when one is gone, and often before this one has missed it.
-            record.reason += "; asked to from outside, or another rank ended without a word (killed?)"
-        if not ranks.is_main() and self.exit_code:
-            ranks.leave_word(self.folder, record.reason, error)
-        elif isinstance(error, Terminated) or lost_a_rank(error):
-            record.reason = ranks.word_of_another(self.folder) or record.reason
+        self.signals.end()  # nothing interrupts what follows
+        self._say_why(error)
+        record = self.record
         if self.compiled:
             record.compile = self.compiled.result()
-            record.reason = self.compiled.why_given_up(error) or record.reason
             self.compiled.close()
             if self.settings.eager_run and record.status == "ok":
                 record.compile["break_even"] = eager_run.compare(record.as_dict(), self.settings.eager_run)
-        if self.accelerator and not record.memory:
-            record.memory = self.memory.result()
-        if ranks.is_main():
-            if self.progress:
-                self.progress.close()
-            if self.exit_code == 1 and record.status == "failed":
-                # A fault nobody foresaw: its place in the code is what its reader needs.
-                traceback.print_exception(error)
-            with self.signals.whole():
-                record.write(self.folder)
-                self._write_timeline()
-            self.tracker.summary(record.summary())
-            where = self.tracker.finish(failed=self.exit_code != 0)
-            print(console.summary_block(record.as_dict(), where), flush=True)
         if self.accelerator:
-            atexit.register(_release, self.accelerator)
+            record.memory = record.memory or self.memory.result()
+            atexit.register(ranks.leave_group, self.accelerator)
+        if ranks.is_main():
+            self._finish(error)
         self.signals.__exit__()
         return isinstance(error, Exception | KeyboardInterrupt | Terminated)
+
+    def _say_why(self, error: BaseException | None) -> None:
+        """Status, reason and exit code, on the disk before all that takes time: a launcher may end this process."""
+        record = self.record
+        record.status, record.reason, self.exit_code = outcome(error, record.steps, self.settings.num_processes)
+        if self.compiled:
+            record.reason = self.compiled.why_given_up(error) or record.reason
+        if ranks.is_main() and (isinstance(error, Terminated) or lost_a_rank(error)):
+            record.reason = ranks.word_of_another(self.folder) or record.reason
+        if self.exit_code and ranks.is_main():
+            record.write(self.folder)
+        elif self.exit_code:
+            ranks.leave_word(self.folder, record.reason, error)
+
+    def _terminated(self) -> None:
+        """The reason of a process that is asked to end where it may not come to say so itself."""
+        _, reason, _ = outcome(Terminated(), self.record.steps, self.settings.num_processes)
+        write_reason(self.folder, ranks.word_of_another(self.folder) or f"{ranks.speaker()}{reason}")
+
+    def _finish(self, error: BaseException | None) -> None:
+        """The main process's files, tracker and last words."""
+        if self.progress:
+            self.progress.close()
+        if self.exit_code == 1 and self.record.status == "failed":
+            # A fault nobody foresaw: its place in the code is what its reader needs.
+            traceback.print_exception(error)
+        self.record.write(self.folder)
+        self._write_timeline()
+        if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
+            self.signals.interruptible()
+        self.tracker.summary(self.record.summary())
+        where = self.tracker.finish(failed=self.exit_code != 0)
+        print(console.summary_block(self.record.as_dict(), where), flush=True)
 
     def _write_timeline(self) -> None:
         """The memory of one training step over time, of the main process."""
         if self.accelerator and self.memory.timeline:
-            lines = [f"{ms:.3f},{held / MIB:.3f}" for ms, held in self.memory.timeline]
-            text = "\n".join(["ms,allocated_mib", *lines]) + "\n"
-            (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
+            lines = ["ms,allocated_mib", *(f"{ms:.3f},{held / MIB:.3f}" for ms, held in self.memory.timeline)]
+            (self.folder / "memory_timeline.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _gather_memory(self) -> BaseException | None:
         """Keeps the memory of all ranks. Returns why another rank could not be asked, if so."""
         try:
             self.record.memory = ranks.combined(gather_object([self.memory.result()]))
+            self.signals.end()
         except (Exception, KeyboardInterrupt, Terminated) as error:
             return error
         return None
-
-
-def _release(accelerator: Accelerator) -> None:
-    """Leaves the process group, at exit: the caller's DDP model must be gone by then.
-
-    A DDP model that outlives its group destroys it while it holds Python's lock, and waits for a gloo thread that
-    needs the lock to free its tensors.
-    """
-    accelerator.free_memory()
-    accelerator.end_training()
