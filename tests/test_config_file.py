@@ -17,6 +17,7 @@ SHIPPED = {
     "fp16": {"mixed_precision": "fp16"},
     "bf16_accum4": {"mixed_precision": "bf16", "gradient_accumulation_steps": 4},
     "fp16_accum4": {"mixed_precision": "fp16", "gradient_accumulation_steps": 4},
+    "one_process": {"mixed_precision": "no", "num_processes": 1},
     "fp32_cpu": {"mixed_precision": "no", "use_cpu": True, "num_processes": 1},
     "ddp": {"mixed_precision": "bf16"},
     "ddp_cpu": {"mixed_precision": "no", "use_cpu": True, "num_processes": 2},

@@ -20,9 +20,8 @@ SHIPPED = sorted(Path("recipes/ladders").glob("*.yaml")) or sorted(
 @pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
 def test_every_shipped_ladder_can_be_run(file):
     for rung in read_rungs(str(file), [], "group"):
-        settings, problems = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes or 1)})
-        assert problems == []
-        assert ("--config_file" in rung.command()) == (rung.processes is not None)
+        settings, problems = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})
+        assert problems == rung.launch_problems() == []
         assert (settings.run_name, settings.group) == (rung.name, "group")
         # Fewer timed steps than a speed is claimed from would leave the report without speeds.
         assert settings.max_steps - settings.untimed_steps >= 10
@@ -68,7 +67,7 @@ def test_flags_from_everywhere_are_arguments_that_can_be_typed(tmp_path):
     settings, problems = check(rungs[2].arguments, environ={})
     assert problems == []
     assert settings.gradient_checkpointing_kwargs == {"use_reentrant": True} and settings.save_model is False
-    assert rungs[0].command(Path("d"))[:5] == ["accelerate", "launch", "--main_process_port", "0", "recipes/ablate.py"]
+    assert rungs[0].command(Path("d"))[-2:] == ["--output_dir", "d"]
 
 
 BAD = {

@@ -92,7 +92,9 @@ def test_killed_half_way_and_continued(home):
     assert "fp32: finished before (ok)" in output
     assert result_of(home, "fp32")["environment"]["date"] == first
     assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "accum")] == ["ok"] * 3
-    assert "accelerate launch --main_process_port 0 recipes/ablate.py --config" in output
+    assert (
+        "accelerate launch --main_process_port 0 --config_file accelerate_configs/one_process.yaml recipes/" in output
+    )
     assert "outside training" in output
 
     shutil.rmtree(home / "runs/some/accum")

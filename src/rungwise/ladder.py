@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 from filelock import FileLock, Timeout
 
 from .comparable import differences
-from .environment import machine, measured_accelerator
+from .environment import machine
 from .problems import SettingsError
-from .processes import end_processes, wait_for
+from .processes import end_processes, last_words, wait_for
 from .result import read_result, write_json
 from .run import check
-from .rungs import Rung
+from .rungs import ONE_PROCESS, Rung
 
 ROOT = Path(__file__).parents[2]
 # A rung with one of these has said what it has to say; any other is run again.
@@ -54,7 +53,8 @@ class Ladder:
     def __enter__(self) -> "Ladder":
         problems: dict[str, list[str]] = {}
         for rung in self.rungs:
-            for problem in check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes or _processes())})[1]:
+            found = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})[1]
+            for problem in found or rung.launch_problems():
                 problems.setdefault(problem, []).append(rung.name)
         if problems:
             everywhere = len(self.rungs)
@@ -157,7 +157,8 @@ class Ladder:
         # The command that was printed, by this Python and from any folder. --quiet leaves out the launcher's own
         # traceback: the reason stands in the rung's result.
         launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-        command = [str(ROOT / part) if part == "recipes/ablate.py" else part for part in rung.command(folder)[2:]]
+        shipped = ("recipes/ablate.py", ONE_PROCESS)
+        command = [str(ROOT / part) if part in shipped else part for part in rung.command(folder)[2:]]
         log = folder / "log.txt"
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -165,6 +166,7 @@ class Ladder:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONIOENCODING": "utf-8"},
                 # Ctrl-C is the ladder's: it ends the rung itself and waits for it.
                 start_new_session=True,
             )
@@ -174,16 +176,10 @@ class Ladder:
                 end_processes(process)
         result = read_result(folder)
         if result is None:
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            said = lines[-1] if lines else "it printed nothing"
+            said = last_words(log.read_text(encoding="utf-8", errors="replace"))
             result = _no_result(rung, f"exit code {process.returncode} before the run began: {said}")
             write_json(folder / "result.json", result)
         return result
-
-
-def _processes() -> int:
-    """How many processes `accelerate launch` starts here when it is told nothing: one a GPU."""
-    return torch.accelerator.device_count() if measured_accelerator() is not None else 1
 
 
 def round_folder(folder: Path, number: int) -> Path:

@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+# A `SettingsError` in a log, indented as it may be; group 1 holds its problems.
+REFUSAL = r"\d+ problems? with this call:\n((?: +- .*\n?)+)"
+
 
 class SettingsError(ValueError):
     """The settings of a run cannot be used. The message lists every problem, each with its mend."""

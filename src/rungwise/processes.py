@@ -1,13 +1,16 @@
-"""A rung's processes: waiting for them, and ending all of them in order."""
+"""A rung's processes: waiting for them, ending all of them in order, and what they said if they left no result."""
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+
+from .problems import REFUSAL
 
 SECONDS_TO_END = 30
 
@@ -54,6 +57,7 @@ def end_processes(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         process.wait()
+        psutil.wait_procs(family, timeout=SECONDS_TO_END)
 
 
 def _family(leader: int) -> list[psutil.Process]:
@@ -66,3 +70,18 @@ def _family(leader: int) -> list[psutil.Process]:
             if (leader in ancestors or grouped) and process.status() != psutil.STATUS_ZOMBIE:
                 family.append(process)
     return family
+
+
+def last_words(log: str) -> str:
+    """Why a rung without a result has ended, out of what it and its launcher printed: one line.
+
+    The problems of its call, if it was refused; else its own last line, or, if it has none, the launcher's for it.
+    """
+    if refusal := re.search(REFUSAL, log, re.MULTILINE):
+        problems = (line.strip().removeprefix("- ") for line in refusal[1].splitlines())
+        return "; ".join(problems)
+    own = re.split(r"^[IWE]\d+ .*torch/distributed/elastic/", log, maxsplit=1, flags=re.MULTILINE)[0]
+    if lines := own.strip().splitlines():
+        return lines[-1]
+    causes = re.findall(r"^ *traceback : (.*)", log, re.MULTILINE)
+    return causes[-1] if causes else "it printed nothing"

@@ -12,6 +12,7 @@ from accelerate.commands.config.config_args import default_config_file
 
 from . import config_file
 from .flags import checked, read_flags
+from .naming import made_name
 from .settings import FIELDS, Settings
 
 
@@ -147,7 +148,8 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
     if settings.fsdp and settings.num_processes == 1:
         problems.append(
             f"{settings.config} asks for FSDP, which shards over processes, and 1 started; launch with "
-            f"`accelerate launch --config_file {settings.config} --num_processes 2 ...`"
+            f"`accelerate launch --config_file {settings.config} --num_processes 2 ...`, or, for a ladder, write "
+            "num_processes: 2 into the file"
         )
     if settings.sync_each_batch and 1 in (settings.num_processes, settings.gradient_accumulation_steps):
         problems.append("--sync_each_batch has no effect without several processes and accumulation; drop it")
@@ -167,8 +169,16 @@ def _cross_check(settings: Settings, problems: list[str]) -> None:
         processes = f" x {settings.num_processes} processes" if settings.num_processes > 1 else ""
         problems.append(
             f"--global_batch_size {rows} does not divide by {settings.gradient_accumulation_steps} accumulation steps"
-            f"{processes}; the nearest that do: {near}"
+            f"{processes}; {_fewer_processes(settings)}the nearest that do: {near}"
         )
+
+
+def _fewer_processes(settings: Settings) -> str:
+    """The most processes that this global batch divides by, as they are asked for; '' if there is no such number."""
+    for count in range(settings.num_processes - 1, 0, -1):
+        if settings.global_batch_size % (settings.gradient_accumulation_steps * count) == 0:
+            return f"start {count} (--num_processes {count} before the script's name), or take one of "
+    return ""
 
 
 def _check_rows(settings: Settings, problems: list[str]) -> None:
@@ -211,7 +221,7 @@ def _derive(settings: Settings, origins: dict[str, str], problems: list[str]) ->
     }
     if not settings.dataset_name and not settings.train_file:
         changes["dataset_name"] = "python-stdlib"
-    name = settings.run_name or _made_name(settings)
+    name = settings.run_name or made_name(settings)
     if not re.fullmatch(r"[\w.+=-]+", name):
         problems.append(f"--run_name {name!r}: letters, digits and . _ - + = only, since it names a folder")
     changes["run_name"] = name
@@ -223,28 +233,3 @@ def _derive(settings: Settings, origins: dict[str, str], problems: list[str]) ->
     for unset in FIELDS:
         origins.setdefault(unset, "default")
     return dataclasses.replace(settings, **changes, origins=origins)
-
-
-def _made_name(settings: Settings) -> str:
-    """A name that says what is studied: precision, accumulation, techniques, model."""
-    parts = [{"no": "fp32"}.get(settings.precision, settings.precision)]
-    if settings.dtype != "float32":
-        parts[0] = f"pure_{parts[0]}"
-    if settings.gradient_accumulation_steps > 1:
-        parts.append(f"accum{settings.gradient_accumulation_steps}")
-    if settings.gradient_checkpointing:
-        parts.append("ckpt")
-    if settings.torch_compile:
-        parts.append("compile" if settings.torch_compile_scope == "model" else "compile_regional")
-        if settings.torch_compile_mode != "default":
-            parts.append(settings.torch_compile_mode)
-        if settings.activation_memory_budget != 1:
-            parts.append(f"budget{settings.activation_memory_budget:g}")
-    if settings.use_peft:
-        parts.append(f"lora{settings.lora_r}")
-    if settings.num_processes > 1:
-        parts.append(f"{'fsdp2-' if settings.fsdp else ''}x{settings.num_processes}")
-    model = settings.model_name_or_path or settings.config_name or settings.model_type
-    if model:
-        parts.insert(0, re.sub(r"[^\w.+=-]+", "-", model.rstrip("/").split("/")[-1]))
-    return "-".join(parts)

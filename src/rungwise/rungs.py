@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import DistributedType
 
 from . import config_file
 from .flags import read_flags
@@ -16,6 +18,8 @@ from .resolve import parse
 from .settings import FIELDS
 
 FILE_KEYS = ("flags", "rungs")
+ONE_PROCESS = "accelerate_configs/one_process.yaml"
+_MENDS = "name a distributed_type, and put gradient_accumulation_steps below deepspeed_config, as in bf16_accum4.yaml"
 # What the ladder itself decides for each rung.
 OWN_FLAGS = ("run_name", "group", "output_dir")
 
@@ -28,11 +32,13 @@ class Rung:
     arguments: tuple[str, ...]
 
     def command(self, folder: Path | None = None) -> list[str]:
-        """What a person would type. Port 0 lets Accelerate find a free one, should it need one."""
+        """What a person would type. Port 0 lets Accelerate find a free one, should it need one.
+
+        The launcher is always given a file: without one it reads the user's default file, or takes all GPUs.
+        """
         place = ["--output_dir", str(folder)] if folder else []
-        launcher = ["accelerate", "launch", "--main_process_port", "0"]
-        if self.processes is not None:
-            launcher += ["--config_file", self.config]
+        file = ONE_PROCESS if self._stated is None else self.config
+        launcher = ["accelerate", "launch", "--main_process_port", "0", "--config_file", file]
         return [*launcher, "recipes/ablate.py", *self.arguments, *place]
 
     @property
@@ -41,9 +47,32 @@ class Rung:
         return self.arguments[self.arguments.index("--config") + 1]
 
     @property
-    def processes(self) -> int | None:
-        """How many processes its file asks for, or None: then it is the launcher's choice."""
+    def processes(self) -> int:
+        """How many processes its file asks for; one, if it does not say."""
+        return self._stated or 1
+
+    @property
+    def _stated(self) -> int | None:
         return config_file.read(self.config)[0].get("num_processes")
+
+    def launch_problems(self) -> list[str]:
+        """What keeps Accelerate's launcher from starting as many processes as the file asks for."""
+        if self._stated is None:
+            return []
+        try:
+            file = load_config_from_file(self.config)
+        except (ValueError, TypeError) as error:
+            return [f"{self.config}: Accelerate's launcher does not take it ({error}); {_MENDS}"]
+        if file.num_machines > 1:
+            return [
+                f"{self.config}: num_machines is {file.num_machines}; a ladder's rungs run on one machine, remove it"
+            ]
+        if self.processes > 1 and file.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
+            return [
+                f"{self.config}: Accelerate's launcher starts one process for distributed_type "
+                f"{file.distributed_type.value}, not {self.processes}; write MULTI_GPU (on CPUs, too) or FSDP"
+            ]
+        return []
 
 
 def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]:
