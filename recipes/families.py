@@ -20,6 +20,7 @@ from typing import Any
 from rungwise.checks import STEP_1
 from rungwise.families import FAMILIES, Family
 from rungwise.result import read_result
+from rungwise.terminal import print_anything
 
 import ablate
 import torch
@@ -53,6 +54,7 @@ class Cell:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tries all techniques on the families asked for; returns the exit code."""
+    print_anything()
     names = [family.name for family in FAMILIES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", choices=names, metavar="NAME", help=f"some of {', '.join(names)}")

@@ -17,6 +17,7 @@ from rungwise.ladder import Ladder, group_of
 from rungwise.problems import SettingsError
 from rungwise.report import terminal_table, write_report
 from rungwise.rungs import read_rungs
+from rungwise.terminal import print_anything
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -37,6 +38,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 
 def main() -> int:
     """Runs a ladder; returns 0 only if no rung and no check failed."""
+    print_anything()
     options, extra = arguments()
     try:
         if options.report_only:

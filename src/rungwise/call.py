@@ -2,25 +2,15 @@
 
 import dataclasses
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 
-from . import (
-    checkpoint,
-    data,
-    eager_run,
-    float32,
-    models,
-    ranks,
-    sharding,
-    techniques,
-    toolchain,
-    tracking,
-)
+from . import checkpoint, data, eager_run, float32, models, sharding, techniques, toolchain, tracking
 from .problems import SettingsError
+from .ranks import exit_on_problems
 from .resolve import parse
 from .settings import FIELDS, OWN, Settings
 from .techniques import device_type
+from .terminal import print_anything
 
 
 def check(
@@ -68,18 +58,9 @@ def configure(
         description: the text above the flags in `--help`.
         own: groups of flags, as `--help` names them, that the script decides itself; they are refused.
     """
+    print_anything()
     settings, problems = check(sys.argv[1:] if argv is None else argv, description=description, own=own)
     with exit_on_problems():
         if problems:
             raise SettingsError(problems)
     return settings
-
-
-@contextmanager
-def exit_on_problems() -> Iterator[None]:
-    """Turns a `SettingsError` into its message and exit code 2."""
-    try:
-        yield
-    except SettingsError as error:
-        ranks.refuse(error)
-        raise SystemExit(2) from error

@@ -6,6 +6,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -25,7 +27,17 @@ def speaker() -> str:
     return "" if is_main() else f"rank {_rank()}: "
 
 
-def refuse(error: SettingsError) -> None:
+@contextmanager
+def exit_on_problems() -> Iterator[None]:
+    """Turns a `SettingsError` into its message and exit code 2."""
+    try:
+        yield
+    except SettingsError as error:
+        _refuse(error)
+        raise SystemExit(2) from error
+
+
+def _refuse(error: SettingsError) -> None:
     """Says why a call is refused, before there is a run: in print by the main process, and by each to its launcher.
 
     A launcher ends all ranks as soon as one is gone, and prints then what the first to go has told it.
