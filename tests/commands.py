@@ -1,18 +1,24 @@
 """Commands as a person types them, in a folder that looks like a clone."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import ablate
+import psutil
 from accelerate.state import AcceleratorState, GradientState
 from harness import MODEL, ROOT
 
 BIN = Path(sys.executable).parent
 LAUNCH = [str(BIN / "accelerate"), "launch"]
+# Ends what hangs; no busy machine needs so long.
+HANGS = 600
 TINY = [
     "--config_overrides",
     MODEL.replace("vocab_size=128", "vocab_size=256"),
@@ -39,10 +45,39 @@ def run(home: Path, *command: str, **options: Any) -> subprocess.CompletedProces
         env=environment,
         capture_output=True,
         text=True,
-        timeout=options.pop("timeout", 300),
+        timeout=options.pop("timeout", HANGS),
         check=False,
         **options,
     )
+
+
+def wait_for_steps(process: subprocess.Popen[Any], metrics: Path, steps: int) -> None:
+    """Waits until a run that a process has started is through so many steps and more."""
+    deadline = time.monotonic() + HANGS
+    while not (metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") > steps):
+        assert process.poll() is None, f"ended with {process.returncode} before step {steps}"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def trainers(process: subprocess.Popen[Any]) -> dict[int, psutil.Process]:
+    """The processes below one that train, without their launcher, by rank. Others may come and go meanwhile."""
+    found = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = child.cmdline()
+            if any(word.endswith("ablate.py") for word in words) and "accelerate.commands.launch" not in words:
+                found[int(child.environ().get("RANK", "0"))] = child
+    return found
+
+
+def running(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; one that nobody has asked for its exit code has."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process] if process.status() != psutil.STATUS_ZOMBIE and process.is_running() else []
+    return found
 
 
 def ablate_here(folder: Path, *flags: str) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def train_tiny(
 def wandb_records(folder: Path, *options: str) -> str:
     """What W&B's own reader prints of a run's folder: a line of JSON a record, or one object with --summary."""
     reader = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", *options, str(folder)]
-    return subprocess.run(reader, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(reader, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

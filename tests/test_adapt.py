@@ -34,7 +34,7 @@ def test_the_guide_runs_as_it_stands(guide, program, tmp_path):
     assert program.count("\n") < 60
     home = clone(tmp_path)
     (home / "mine.py").write_text(program, encoding="utf-8")
-    done = run(home, *LAUNCH[:1], *command.split()[1:], "--report_to", "none", timeout=200)
+    done = run(home, *LAUNCH[:1], *command.split()[1:], "--report_to", "none")
     assert done.returncode == 0, done.stderr
     result = result_of(home, "bf16-accum4-ckpt")
     assert result["status"] == "ok"

@@ -5,11 +5,10 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
-from commands import BIN, LAUNCH, TINY, clone, result_of, run
+from commands import BIN, HANGS, LAUNCH, TINY, clone, result_of, run, wait_for_steps
 from harness import wandb_records
 from transformers import AutoModelForCausalLM
 
@@ -197,12 +196,9 @@ def test_a_signal_ends_a_run_with_its_reason(home, signum, code):
     name = f"signal-{signum}"
     process = start(home, name, *TINY[:-1], "100000")
     metrics = home / "runs" / name / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") > 12):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
+    wait_for_steps(process, metrics, 12)
     process.send_signal(signum)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANGS)
     assert process.returncode == code
     result = result_of(home, name)
     assert result["status"] == "failed" and " after " in result["reason"]
@@ -222,7 +218,7 @@ def test_out_of_memory_on_cpu(home):
         "synthetic",
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 1, errors
     result = result_of(home, "oom")
     assert result["status"] == "out_of_memory"
@@ -235,7 +231,7 @@ def two_ranks(home):
     """Two gloo ranks by torchrun, tracked."""
     command = ["--nproc_per_node", "2", "recipes/ablate.py", "--config", "accelerate_configs/bf16_accum4.yaml", *TINY]
     # A process group torn down in the wrong order hangs at exit, after all is written.
-    return run(home, str(BIN / "torchrun"), "--standalone", *command, timeout=100)
+    return run(home, str(BIN / "torchrun"), "--standalone", *command)
 
 
 def test_two_processes_are_one_run(home, two_ranks):

@@ -6,11 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
-from commands import clone
+from commands import HANGS, clone, running, trainers, wait_for_steps
 from harness import wandb_records
 
 LADDER = """
@@ -50,23 +49,15 @@ def result_of(home, rung):
     return json.loads((home / "runs/some" / rung / "round-1/result.json").read_text(encoding="utf-8"))
 
 
-def wait_for(process, metrics):
-    """Until the rung has trained some steps."""
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_text().count("\n") > 5):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.2)
-
-
 def test_killed_half_way_and_continued(home):
     process = start(home, LADDER)
-    wait_for(process, home / "runs/some/slow/round-1/metrics.jsonl")
+    wait_for_steps(process, home / "runs/some/slow/round-1/metrics.jsonl", 5)
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=90)
+    output, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 143, errors
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert running(children) == []
     assert "stopped; the same command continues" in output
     assert "Traceback" not in errors
     # The rung that ran ended in order, in W&B too, and the report has both rows.
@@ -80,13 +71,13 @@ def test_killed_half_way_and_continued(home):
     first = result_of(home, "fp32")["environment"]["date"]
     text = LADDER.replace("200000", "14")
     refused = start(home, text)
-    _, errors = refused.communicate(timeout=90)
+    _, errors = refused.communicate(timeout=HANGS)
     assert refused.returncode == 2 and "--max_steps 14" in errors and "--fresh" in errors
 
     known = home / "runs/some/ladder.json"
     known.write_text(known.read_text().replace("200000", "14"))
     again = start(home, text)
-    output, errors = again.communicate(timeout=200)
+    output, errors = again.communicate(timeout=HANGS)
     assert again.returncode == 0, output + errors
     assert len(list((home / "runs/some/wandb").glob("offline-run-*"))) == 1
     assert "fp32: finished before (ok)" in output
@@ -103,7 +94,7 @@ def test_killed_half_way_and_continued(home):
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=HANGS,
         check=False,
     )
     assert only.returncode == 0, only.stderr
@@ -113,15 +104,10 @@ def test_killed_half_way_and_continued(home):
 
 def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home):
     process = start(home, LADDER)
-    wait_for(process, home / "runs/some/slow/round-1/metrics.jsonl")
-    [killed] = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if any(part.endswith("ablate.py") for part in child.cmdline())
-        and "accelerate.commands.launch" not in child.cmdline()
-    ]
+    wait_for_steps(process, home / "runs/some/slow/round-1/metrics.jsonl", 5)
+    [killed] = trainers(process).values()
     killed.kill()
-    output, errors = process.communicate(timeout=200)
+    output, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 1, output + errors
     assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "accum")] == ["ok", "failed", "ok"]
     assert "ended before it was finished (killed?)" in output
@@ -130,7 +116,7 @@ def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home):
 def test_every_end_is_a_row_and_a_run_of_one_group(home):
     limit = 14 * 2**30
     process = start(home, ENDS, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 1, output + errors
     statuses = {rung: result_of(home, rung)["status"] for rung in ("fp32", "too-large", "diverges", "offload")}
     assert statuses == {"fp32": "ok", "too-large": "out_of_memory", "diverges": "diverged", "offload": "skipped"}

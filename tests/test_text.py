@@ -123,7 +123,7 @@ def test_texts_are_tokenized_once_for_all_runs(tmp_path):
     path.write_text("w1 w2 w3 w4\n" * 50)
     assert tokenizer_calls(path, tokenizer) == 1
     command = [sys.executable, "-c", COUNTED, str(path), tokenizer]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
     # No bar where there is no terminal, and no warning that a cache cannot be used.
     assert (done.stdout, done.stderr) == ("0\n", "")
     path.write_text("w1 w2 w3 w5\n" * 50)

@@ -13,6 +13,7 @@ import psutil
 from .problems import REFUSAL
 
 SECONDS_TO_END = 30
+SECONDS_TO_DIE = 5
 
 
 def wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -46,18 +47,18 @@ def end_processes(process: subprocess.Popen[bytes]) -> None:
     Asked are the launcher and what shares its process group. Helpers of the rung, such as W&B's own process, are not:
     the rung needs them to end in order. A second Ctrl-C does not wait.
     """
-    family = _family(process.pid)
+    left = family = _family(process.pid)
     try:
         if family and hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-        psutil.wait_procs(family, timeout=SECONDS_TO_END)
+        _, left = psutil.wait_procs(family, timeout=SECONDS_TO_END)
     finally:
-        for member in family:
+        for member in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         process.wait()
-        psutil.wait_procs(family, timeout=SECONDS_TO_END)
+        psutil.wait_procs(left, timeout=SECONDS_TO_DIE)
 
 
 def _family(leader: int) -> list[psutil.Process]:
