@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = configure(argv, description=__doc__)
     with exit_on_problems():
         rows, held_out = build_datasets(settings)  # of block_size tokens
-    with Run(settings) as run:
+    with Run(settings, rows, held_out) as run:
         accelerator = run.start(build_accelerator(settings))
         set_seed(settings.seed)
         dataloader = build_dataloader(rows, settings)

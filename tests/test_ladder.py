@@ -249,3 +249,55 @@ def test_one_group_for_an_interrupted_ladder(tmp_path):
     (tmp_path / "ladder.json").write_text('{"group": "default-then"}')
     assert group_of("default", tmp_path, fresh=False) == "default-then"
     assert group_of("default", tmp_path, fresh=True) != "default-then"
+
+
+@pytest.mark.parametrize("flag", ["train_file", "validation_file"])
+@pytest.mark.parametrize("moment", ["between two calls", "between two rungs"])
+def test_data_that_changes_under_a_ladder_is_refused(tmp_path, monkeypatch, flag, moment):
+    for name in ("train_file", "validation_file"):
+        (tmp_path / name).write_text("some text that is long enough for a row or two of eight\n")
+    flags = {"train_file": tmp_path / "train_file", "validation_file": tmp_path / "validation_file"}
+    rungs = rungs_of("a", "b", eval_steps=2, block_size=8, **flags)
+    steps, changed = Steps(monkeypatch), tmp_path / flag
+
+    def change(*_):
+        changed.write_text(changed.read_text().replace("long", "lang"))
+
+    if moment == "between two calls":
+        climb(tmp_path / "l", rungs[:1])
+        change()
+        refused = pytest.raises(SettingsError, match=rf"made otherwise \(a: --{flag} {changed} has changed \(it was ")
+        with refused:
+            climb(tmp_path / "l", rungs)
+    else:
+        refused = pytest.raises(SettingsError, match=rf"b: --{flag} {changed} has changed \(.* since the ladder began")
+        with refused, Ladder("test", rungs, tmp_path / "l", "group") as climbed:
+            climbed.climb(1, change)
+    assert steps.ran == [("a", "round-1")]
+
+
+def test_a_ladder_of_unknown_data_is_not_gone_on_with(tmp_path, monkeypatch):
+    Steps(monkeypatch)
+    climb(tmp_path / "l", rungs_of("a"))
+    known = json.loads((tmp_path / "l" / "ladder.json").read_text(encoding="utf-8"))
+    del known["rungs"]["a"]["data"]
+    (tmp_path / "l" / "ladder.json").write_text(json.dumps(known), encoding="utf-8")
+    with pytest.raises(SettingsError, match="a: what its data was is not known"):
+        climb(tmp_path / "l", rungs_of("a"))
+
+
+def test_rungs_are_not_one_run_of_the_tracker(tmp_path, monkeypatch):
+    """What a shell presets of one W&B run stays out of them; a key, a mode, a folder do not."""
+    given = {}
+
+    def popen(*_, env, **__):
+        given.update(env)
+        raise KeyboardInterrupt
+
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "preset")
+    monkeypatch.setattr(ladder.subprocess, "Popen", popen)
+    with pytest.raises(KeyboardInterrupt):
+        climb(tmp_path / "l", rungs_of("a"))
+    assert {name for name, value in given.items() if value == "preset"} == {"WANDB_MODE", "WANDB_API_KEY"}
+    assert given["PATH"]

@@ -187,7 +187,7 @@ def test_every_flag_can_be_given(name):
         if field.metadata["choices"]
         else given_value[type(field.default)]
         if field.default is not None
-        else given_value["json" if name.endswith("kwargs") else int if name.endswith("_steps") else str]
+        else given_value["json" if name.endswith("kwargs") else int if name.endswith(("_steps", "_limit")) else str]
     )
     if name == "gradient_checkpointing_kwargs":
         extra = ["--gradient_checkpointing"]

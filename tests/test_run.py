@@ -90,7 +90,7 @@ def test_a_real_allocation_that_fails_is_out_of_memory(settings):
 
 POINTS = {
     "the record": "rungwise.result.Record.add",
-    "the file": "rungwise.run.plain",
+    "the file": "rungwise.files.plain",
     "the tracker": "rungwise.tracking.Tracker.log",
     "the terminal": "rungwise.console.Progress.show",
 }

@@ -1,40 +1,53 @@
 """Checkpoints: what a later process needs to go on with a run as if it had never stopped.
 
 Accelerate saves the model, the optimizer, the gradient scaler and every process's random state; beside them stand the
-steps so far, so that the result of a resumed run is the whole run's.
+steps so far, so that the result of a resumed run is the whole run's, and what its data was.
 """
 
 import dataclasses
 import json
-import re
+import platform
 import shutil
 from pathlib import Path
-from typing import Any
 
+import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object, load
 from torch.optim.lr_scheduler import LRScheduler
 
+from . import fingerprint, ranks
 from .compare import NAMING
 from .loop import Step
+from .outcome import lost_a_rank, outcome
+from .problems import SettingsError
 from .result import Record
+from .saved import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
 from .settings import Settings
 
-LATEST = "latest"
-STEPS = "steps.json"
-# Settings that may change between the parts of one run: where it is kept, how long it is, what is only looked at. The
-# micro-batch follows from others, and is named with them.
+FLAG = "--resume_from_checkpoint"
+_MEND = "give a checkpoint-N folder that is whole, or start anew without it"
+# Settings that may change between the parts of one run: where it is kept, how long it is, what is only looked at. None
+# of them changes which row comes when. The micro-batch follows from others, and is named with them.
 FREE = {
     *NAMING,
     "max_steps",
     "untimed_steps",
     "checkpointing_steps",
+    "save_total_limit",
     "resume_from_checkpoint",
     "eval_steps",
 } - {"micro_batch_size"}
 
 
-def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Record) -> None:
-    """Saves `<output_dir>/checkpoint-N` after step N, whole or not at all. Call it in every process."""
+def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Record, tracked: str | None) -> None:
+    """Saves `<output_dir>/checkpoint-N` after step N, whole or not at all. Call it in every process.
+
+    Args:
+        accelerator: has prepared the model and the optimizer.
+        scheduler: not prepared.
+        record: the steps so far, and the data.
+        tracked: the tracker's name of the run, by which a later process goes on with it.
+    """
     target = Path(record.settings.output_dir) / f"checkpoint-{record.steps[-1].number}"
     # A process that is killed while it writes leaves a folder that nobody takes for a checkpoint.
     partial = target.with_name(f"{target.name}.partial")
@@ -42,74 +55,117 @@ def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Re
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(partial), safe_serialization=True)
+    accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         content = {
             "settings": record.settings.as_dict(),
             "scheduler": scheduler.state_dict(),
             "steps": [dataclasses.asdict(step) for step in record.steps],
             "evaluations": record.evaluations,
+            "data": record.data,
+            "tracked": tracked,
+            "files": sizes(partial),
         }
         (partial / STEPS).write_text(json.dumps(content), encoding="utf-8")
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        put_in_place(partial, target)
+        if record.settings.save_total_limit:
+            keep_newest(target.parent, record.settings.save_total_limit)
 
 
 def load_checkpoint(
-    accelerator: Accelerator, scheduler: LRScheduler, settings: Settings
-) -> tuple[list[Step], list[dict[str, float]]]:
-    """Puts model, optimizer, scaler, scheduler and random numbers back to where a checkpoint left them.
+    accelerator: Accelerator, scheduler: LRScheduler, folder: Path, record: Record
+) -> tuple[list[Step], str | None]:
+    """Puts model, optimizer, scaler, scheduler, random numbers and evaluations back to where a checkpoint left them.
 
     Returns:
-        The steps that were taken by then, and the evaluations; none if no checkpoint was asked for.
+        The steps that were taken by then, and the tracker's name of the run. From a checkpoint of another folder than
+        the run's own goes on another run, and there is no such name.
+
+    Raises:
+        SettingsError: it cannot be loaded.
     """
-    folder = find_checkpoint(settings)
-    if folder is None:
-        return [], []
-    accelerator.load_state(str(folder))
-    content = _read(folder)
-    scheduler.load_state_dict(content["scheduler"])
-    return [Step(**step) for step in content["steps"]], content["evaluations"]
+    try:
+        accelerator.load_state(str(folder))
+        content = read(folder)
+        scheduler.load_state_dict(content["scheduler"])
+        # Accelerate goes on without random numbers that it cannot load.
+        saved = load(folder / f"random_states_{accelerator.process_index}.pkl")
+        if not torch.equal(saved["torch_manual_seed"], torch.get_rng_state()):
+            raise ValueError("its random numbers do not fit this machine")
+    except Exception as error:
+        # Whoever reads tensors raises errors of its own.
+        if lost_a_rank(error) or outcome(error, [])[0] == "out_of_memory":
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SettingsError([f"{FLAG} {folder}: it cannot be loaded ({reason}); {_MEND}"]) from error
+    record.evaluations = content["evaluations"]
+    tracked = content["tracked"] if is_in(folder, Path(record.settings.output_dir)) else None
+    return [Step(**step) for step in content["steps"]], tracked
 
 
-def find_checkpoint(settings: Settings) -> Path | None:
-    """The folder that `resume_from_checkpoint` means; `latest`: the last whole one of the run's own folder, if any."""
-    if settings.resume_from_checkpoint is None:
+def agree(folder: Path | None) -> Path | None:
+    """The checkpoint that the main process goes on from, for all processes. Call it in every process.
+
+    Raises:
+        SettingsError: some process does not find it, as on a node that does not see the main one's folder.
+    """
+    [chosen] = broadcast_object_list([str(folder) if folder else None])
+    if chosen is None:
         return None
-    if settings.resume_from_checkpoint != LATEST:
-        return Path(settings.resume_from_checkpoint)
-    found = {
-        int(match[1]): path
-        for path in Path(settings.output_dir).glob("checkpoint-*")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and (path / STEPS).is_file()
-    }
-    return found[max(found)] if found else None
+    folder = Path(chosen)
+    found = gather_object([(platform.node(), digest(folder))])
+    others = [f"rank {rank} (on {node})" for rank, (node, seen) in enumerate(found) if seen != found[0][1]]
+    if others:
+        mend = "keep it where every node sees it, or copy it to each"
+        raise SettingsError([f"{FLAG} {folder}: not found, or another one, by {', '.join(others)}; {mend}"])
+    return folder
 
 
 def problems(settings: Settings) -> list[str]:
-    """Why a run cannot go on from the checkpoint that was asked for."""
-    folder, flag = find_checkpoint(settings), "--resume_from_checkpoint"
-    if folder is None:
-        return []
+    """Why checkpoints cannot be kept as asked, or a run cannot go on from the one that was asked for."""
+    found = []
+    if settings.save_total_limit and not settings.checkpointing_steps:
+        found.append("--save_total_limit has no effect without --checkpointing_steps; add it")
+    folder = find_checkpoint(settings)
+    return found if folder is None else found + _resuming(folder, settings)
+
+
+def _resuming(folder: Path, settings: Settings) -> list[str]:
     try:
-        content = _read(folder)
+        content = read(folder)
         before, done = content["settings"], content["steps"][-1]["number"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return [f"{flag} {folder}: not a whole checkpoint of such a run; give a checkpoint-N folder, or latest"]
+        parts = [part for part in content["data"].values() if "fingerprint" in part]
+        damaged = damage(folder)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return [f"{FLAG} {folder}: not a whole checkpoint of such a run; give a checkpoint-N folder, or latest"]
+    found = [f"{FLAG} {folder}: {line}; {_MEND}" for line in damaged]
     now = settings.as_dict()
-    found = [
-        f"{flag} {folder}: {name} was {before.get(name)} and is now {now[name]}; resume with the same settings"
+    found += [
+        f"{FLAG} {folder}: {name} was {before.get(name)} and is now {now[name]}; resume with the same settings"
         for name in now
         if name not in FREE and before.get(name) != now[name]
     ]
+    if (before["eval_steps"] is None) != (settings.eval_steps is None):
+        found.append(
+            f"{FLAG} {folder}: eval_steps was {before['eval_steps']} and is now {settings.eval_steps}, which changes "
+            "the rows to train on; resume with the same, or with another number where there was one"
+        )
     schedule, steps = settings.lr_scheduler_type, before["max_steps"]
     if not schedule.startswith("constant") and steps != settings.max_steps:
-        found.append(f"{flag} {folder}: its {schedule} schedule was made for --max_steps {steps}; keep that")
+        found.append(f"{FLAG} {folder}: its {schedule} schedule was made for --max_steps {steps}; keep that")
     if done >= settings.max_steps:
-        found.append(f"{flag} {folder}: {done} steps are done, --max_steps {settings.max_steps} leaves none; raise it")
-    return found
+        found.append(f"{FLAG} {folder}: {done} steps are done, --max_steps {settings.max_steps} leaves none; raise it")
+    return found + _changed_data(folder, {part["source"]: part["fingerprint"] for part in parts}, settings)
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / STEPS).read_text(encoding="utf-8"))
+def _changed_data(folder: Path, before: dict[str, str], settings: Settings) -> list[str]:
+    # Reading all of the data is for one process of them.
+    if not before or not ranks.is_main():
+        return []
+    try:
+        now = fingerprint.fingerprints(settings)
+    except SettingsError:
+        # `data.problems` says what is wrong with it.
+        return []
+    mend = "resume with the same data, or start anew without it"
+    return [f"{FLAG} {folder}: {line}; {mend}" for line in fingerprint.changes(before, now)]

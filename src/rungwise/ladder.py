@@ -19,13 +19,18 @@ from filelock import FileLock, Timeout
 
 from .comparable import differences
 from .environment import machine
+from .fingerprint import changes, fingerprints
 from .problems import SettingsError
 from .processes import end_processes, last_words, wait_for
 from .result import read_result, write_json
 from .run import check
 from .rungs import ONE_PROCESS, Rung
+from .settings import Settings
 
 ROOT = Path(__file__).parents[2]
+MEND = "give another --output_dir, or --fresh to start it anew"
+# What the user's shell says of one W&B run; each rung is a run of its own.
+ONE_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
 # A rung with one of these has said what it has to say; any other is run again.
 FINISHED = ("ok", "out_of_memory", "diverged", "skipped")
 
@@ -52,8 +57,10 @@ class Ladder:
 
     def __enter__(self) -> "Ladder":
         problems: dict[str, list[str]] = {}
+        self._settings: dict[str, Settings] = {}
         for rung in self.rungs:
-            found = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})[1]
+            environ = {"WORLD_SIZE": str(rung.processes)}
+            self._settings[rung.name], found = check(rung.arguments, environ=environ)
             for problem in found or rung.launch_problems():
                 problems.setdefault(problem, []).append(rung.name)
         if problems:
@@ -99,6 +106,7 @@ class Ladder:
                 [f"{self.folder} holds results of no known ladder; give another --output_dir, or --fresh"]
             )
         self._refuse_changes(before, now)
+        self._data = {name: identity["data"] for name, identity in now["rungs"].items()}
         orphans = [p.pid for p in psutil.process_iter() if self._runs_here(p)]
         if orphans:
             raise SettingsError(
@@ -121,8 +129,7 @@ class Ladder:
             for name, (then, value) in differences(before["machine"], now["machine"]).items()
         ]
         if changed:
-            mend = "give another --output_dir, or --fresh to start it anew"
-            raise SettingsError([f"{self.folder} was made otherwise ({line}); {mend}" for line in changed])
+            raise SettingsError([f"{self.folder} was made otherwise ({line}); {MEND}" for line in changed])
 
     def _runs_here(self, process: psutil.Process) -> bool:
         """Whether a process is a rung in this folder, left by a ladder that was killed."""
@@ -133,7 +140,9 @@ class Ladder:
         return False
 
     def _identity(self, rung: Rung) -> dict[str, Any]:
-        return {"command": shlex.join(rung.command()), "config": Path(rung.config).read_text(encoding="utf-8")}
+        config = Path(rung.config).read_text(encoding="utf-8")
+        data = fingerprints(self._settings[rung.name])
+        return {"command": shlex.join(rung.command()), "config": config, "data": data}
 
     def climb(self, repeats: int, after_each: Callable[[Rung, dict[str, Any], float], None]) -> None:
         """Runs every rung that is not finished, round after round, so that a drifting machine favours none.
@@ -149,7 +158,14 @@ class Ladder:
                     continue
                 print(f"\n{rung.name}{_round(number, repeats)}\n  {shlex.join(rung.command(folder))}", flush=True)
                 started = time.monotonic()
+                self._refuse_changed_data(rung)
                 after_each(rung, self._run(rung, folder), started)
+
+    def _refuse_changed_data(self, rung: Rung) -> None:
+        """Rungs of other data cannot be compared: one that changes while the ladder is climbed ends it."""
+        lines = changes(self._data[rung.name], fingerprints(self._settings[rung.name]))
+        if lines:
+            raise SettingsError([f"{rung.name}: {line} since the ladder began; {MEND}" for line in lines])
 
     def _run(self, rung: Rung, folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -166,7 +182,8 @@ class Ladder:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+                env={name: value for name, value in os.environ.items() if name not in ONE_RUN}
+                | {"PYTHONIOENCODING": "utf-8"},
                 # Ctrl-C is the ladder's: it ends the rung itself and waits for it.
                 start_new_session=True,
             )
@@ -202,11 +219,15 @@ def _round(number: int, repeats: int) -> str:
 
 
 def _no_result(rung: Rung, reason: str) -> dict[str, Any]:
-    groups = ("settings", "origins", "environment", "evidence", "loss", "throughput", "memory", "compile", "amp")
+    groups = ["settings", "origins", "environment", "data", "evidence"]
+    groups += ["loss", "throughput", "memory", "compile", "amp"]
     return {"schema": 1, "name": rung.name, "status": "failed", "reason": reason, **{name: {} for name in groups}}
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     if before["command"] != now["command"]:
         return f"it was `{before['command']}` and is now `{now['command']}`"
+    if before["config"] == now["config"]:
+        known = before.get("data", {})
+        return "; ".join(changes(known, now["data"])) or "what its data was is not known"
     return "its Accelerate file has changed"

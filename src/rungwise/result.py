@@ -31,6 +31,7 @@ class Record:
     status: str = "failed"
     reason: str | None = UNFINISHED
     environment: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, float | None] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +45,11 @@ class Record:
     empty_windows: int = 0
     row_flops: int | None = None
     matmul_flops_per_second: float = math.inf
+
+    def config(self) -> dict[str, Any]:
+        """What a tracker shows of the run before it has a figure."""
+        known = {"origins": self.settings.origins, "environment": self.environment, "data": self.data}
+        return self.settings.as_dict() | known
 
     def add(self, step: Step) -> dict[str, Any]:
         """Keeps one step. Returns its metrics by name; speed stands only in those that were timed.
@@ -126,6 +132,7 @@ class Record:
                 "settings": self.settings.as_dict(),
                 "origins": self.settings.origins,
                 "environment": self.environment,
+                "data": self.data,
                 "evidence": self.evidence,
                 "loss": self._loss(),
                 "throughput": self._throughput(),

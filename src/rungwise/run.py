@@ -1,9 +1,8 @@
 """One run's bookkeeping: settings in, `result.json` out, whatever happens between."""
 
 import atexit
-import json
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +17,14 @@ from . import checkpoint, console, eager_run, ranks, tracking
 from .call import check, configure, exit_on_problems
 from .compiler import CompileRecord
 from .environment import describe
+from .files import Files
+from .fingerprint import describe as describe_data
 from .loop import Step
-from .memory import MIB, MemoryMeter
+from .memory import MemoryMeter
 from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row
 from .outcome import lost_a_rank, outcome
 from .proof import Proof
-from .result import Record, plain, write_reason
+from .result import Record, write_reason
 from .served import Served
 from .settings import Settings
 from .signals import Signals, Terminated
@@ -35,10 +36,11 @@ class Run:
     """A context around one training run. It keeps the files, the tracker and the terminal; it trains nothing.
 
     Errors inside the context become a status, a reason and `exit_code`. Only the main process writes and prints.
+    `rows` to train on, and to evaluate on, are those of `build_datasets`: with them, the data is recorded.
     """
 
-    def __init__(self, settings: Settings):
-        self.settings = settings
+    def __init__(self, settings: Settings, rows: Sized | None = None, held_out: Sized | None = None):
+        self.settings, self.rows = settings, (rows, held_out)
         self.record = Record(settings)
         self.folder = Path(settings.output_dir)
         self.exit_code = 0
@@ -49,14 +51,16 @@ class Run:
         self.proof: Proof | None = None
         self.served = Served(settings)
         self.signals = Signals(self._terminated if settings.num_processes > 1 else None)
+        self.files = Files(self.folder)
+        self.resumed = checkpoint.find_checkpoint(settings) if ranks.is_main() else None  # which tells the others
 
     def __enter__(self) -> "Run":
         self.signals.__enter__()
         if ranks.is_main():
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "metrics.jsonl").write_text("", encoding="utf-8")
             ranks.forget_words(self.folder)
-            self.record.write(self.folder)
+            if self.resumed is None:
+                self.files.begin(self.record, None)
         return self
 
     def start(self, accelerator: Accelerator) -> Accelerator:
@@ -66,12 +70,14 @@ class Run:
         self.meter = StepMeter(device, self.memory, settings.untimed_steps)
         self.record.environment = describe(device)
         self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.precision)
-        if ranks.is_main():
-            print(console.settings_block(settings, self.record.environment), flush=True)
-            config = {**settings.as_dict(), "origins": settings.origins, "environment": self.record.environment}
-            self.tracker = tracking.build_tracker(settings, config)
-            self.progress = console.Progress(settings.max_steps)
         self.accelerator = accelerator
+        self.resumed = checkpoint.agree(self.resumed)
+        if ranks.is_main():
+            self.record.data = describe_data(settings, *self.rows)
+            print(console.settings_block(settings, self.record.environment), flush=True)
+            self.progress = console.Progress(settings.max_steps)
+            if self.resumed is None:
+                self.tracker = tracking.build_tracker(settings, self.record.config())
         return accelerator
 
     def building(self) -> AbstractContextManager[None]:
@@ -95,22 +101,21 @@ class Run:
         Raises:
             InactiveTechnique: a technique that was asked for did not act, or the script does not serve a flag.
         """
+        self.served.check(self.record)
         if self.compiled:
             self.record.compile = self.compiled.result()
         with self.signals.whole():
-            self._keep(step)
+            self._keep(step, {})
             if ranks.is_main():
                 self.progress.show(step)
-        self.served.check(self.record)
         if self.proof:
             self.record.evidence = self.proof.check(step)
 
-    def _keep(self, step: Step) -> None:
+    def _keep(self, step: Step, evaluation: Mapping[str, float]) -> None:
         row = self.record.add(step)
         if ranks.is_main():
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step.number, **plain(row)}) + "\n")
-            self.tracker.log(row, step=step.number)
+            self.files.add(step.number, row)
+            self.tracker.add({**row, **evaluation}, step=step.number)
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[float], None]]:
@@ -124,7 +129,7 @@ class Run:
             with self.signals.whole():
                 self.record.evaluations.append({"step": step, "loss": loss})
                 if ranks.is_main():
-                    self.tracker.log({"eval/loss": loss}, step=step)
+                    self.tracker.add({"eval/loss": loss}, step=step)
                     self.progress.show_evaluation(step, loss)
 
         with self.compiled.aside() if self.compiled else nullcontext():
@@ -132,21 +137,27 @@ class Run:
 
     def resume(self, scheduler: LRScheduler) -> int:
         """Goes on from the checkpoint that was asked for, if any. Returns how many steps it has behind it."""
-        steps, self.record.evaluations = checkpoint.load_checkpoint(self.accelerator, scheduler, self.settings)
+        self.served.resumed = True
+        if self.resumed is None:
+            return 0
+        steps, tracked = checkpoint.load_checkpoint(self.accelerator, scheduler, self.resumed, self.record)
         self.record.restored_steps = len(steps)
         with self.signals.whole():
-            for step in steps:
-                self._keep(step)
-            if ranks.is_main() and steps:
+            if ranks.is_main():
+                self.files.begin(self.record, self.resumed)
+                self.tracker = tracking.build_tracker(self.settings, self.record.config(), tracked)
                 self.progress.resume(len(steps))
-        self.served.resumed, self.served.before = True, len(steps)
+            evaluations = {found["step"]: {"eval/loss": found["loss"]} for found in self.record.evaluations}
+            for step in steps:
+                self._keep(step, evaluations.get(step.number, {}))
+        self.served.before = len(steps)
         return len(steps)
 
     def save_checkpoint(self, scheduler: LRScheduler) -> None:
         """Saves a checkpoint after the last logged step, if it is time for one."""
         every = self.settings.checkpointing_steps
         if every and len(self.record.steps) % every == 0:
-            checkpoint.save_checkpoint(self.accelerator, scheduler, self.record)
+            checkpoint.save_checkpoint(self.accelerator, scheduler, self.record, self.tracker.id)
             self.served.saved = len(self.record.steps)
 
     def __exit__(
@@ -179,7 +190,7 @@ class Run:
         if ranks.is_main() and (isinstance(error, Terminated) or lost_a_rank(error)):
             record.reason = ranks.word_of_another(self.folder) or record.reason
         if self.exit_code and ranks.is_main():
-            record.write(self.folder)
+            self.files.write(record)
         elif self.exit_code:
             ranks.leave_word(self.folder, record.reason, error)
 
@@ -195,19 +206,12 @@ class Run:
         if self.exit_code == 1 and self.record.status == "failed":
             # A fault nobody foresaw: its place in the code is what its reader needs.
             traceback.print_exception(error)
-        self.record.write(self.folder)
-        self._write_timeline()
+        self.files.end(self.record, self.memory.timeline if self.accelerator else ())
         if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
             self.signals.interruptible()
         self.tracker.summary(self.record.summary())
         where = self.tracker.finish(failed=self.exit_code != 0)
         print(console.summary_block(self.record.as_dict(), where), flush=True)
-
-    def _write_timeline(self) -> None:
-        """The memory of one training step over time, of the main process."""
-        if self.accelerator and self.memory.timeline:
-            lines = ["ms,allocated_mib", *(f"{ms:.3f},{held / MIB:.3f}" for ms, held in self.memory.timeline)]
-            (self.folder / "memory_timeline.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _gather_memory(self) -> BaseException | None:
         """Keeps the memory of all ranks. Returns why another rank could not be asked, if so."""

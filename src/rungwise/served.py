@@ -24,12 +24,12 @@ class Served:
         self._model_was = self._stamp()
 
     def check(self, record: Record) -> None:
-        """Call when a step is logged: whatever was due after the one before it has been done by then.
+        """Call before a step is kept: whatever was due after the one before it has been done by then.
 
         Raises:
             InactiveTechnique: something was not; the message names each flag and the line that serves it.
         """
-        missed = self._missed(record, len(record.steps) - 1)
+        missed = self._missed(record, len(record.steps))
         if missed:
             raise InactiveTechnique("; ".join(missed))
 

@@ -130,6 +130,7 @@ class Settings:
     seed: int = _flag(0, "training", "of weights, row order and synthetic data", least=0)
 
     checkpointing_steps: int | None = _flag(None, "output", "save a checkpoint every so many steps [never]", least=1)
+    save_total_limit: int | None = _flag(None, "output", "checkpoints that are kept, the newest [all]", least=1)
     resume_from_checkpoint: str | None = _flag(
         None, "output", "go on from this checkpoint-N folder; latest: from the last one of <output_dir>, if any"
     )

@@ -72,7 +72,7 @@ def load_text(source: Source, settings: Settings, streaming: bool) -> Text:
         datasets.disable_progress_bars()
     with readable(source), _unlogged():
         rows = datasets.load_dataset(
-            **_arguments(source, settings), split=_split(source, settings), streaming=streaming
+            **load_arguments(source, settings), split=split_of(source, settings), streaming=streaming
         )
         first = next(iter(rows), None)
     if first is None:
@@ -133,7 +133,7 @@ def readable(source: Source) -> Iterator[None]:
         raise SettingsError([f"{source}: {_reason(error)}; {_mend(source)}"]) from error
 
 
-def _arguments(source: Source, settings: Settings) -> dict[str, Any]:
+def load_arguments(source: Source, settings: Settings) -> dict[str, Any]:
     """What `datasets.load_dataset` is told."""
     if source.path is None and source.name != STDLIB:
         return {"path": source.name, "name": settings.dataset_config_name}
@@ -144,7 +144,8 @@ def _arguments(source: Source, settings: Settings) -> dict[str, Any]:
     return {"path": reader, "data_files": files, **({"keep_linebreaks": settings.packing} if reader == "text" else {})}
 
 
-def _split(source: Source, settings: Settings) -> str:
+def split_of(source: Source, settings: Settings) -> str:
+    """The split of the data set that is meant; a file has one alone."""
     return (settings.dataset_split if source.flag == "dataset_name" else None) or "train"
 
 

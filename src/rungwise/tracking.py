@@ -19,6 +19,15 @@ EXTRAS = {"wandb": "wandb", "trackio": "rungwise[trackio]", "tensorboard": "rung
 class Tracker:
     """Reports to nothing. The others report to something."""
 
+    # What a later process goes on with the same run by, and the last step that the run has from earlier ones.
+    id: str | None = None
+    known = 0
+
+    def add(self, values: dict[str, Any], step: int) -> None:
+        """Logs a row of metrics, unless the run has it from an earlier process."""
+        if step > self.known:
+            self.log(values, step=step)
+
     def log(self, values: dict[str, Any], step: int) -> None:
         """One row of metrics; steps must increase."""
 
@@ -85,6 +94,9 @@ class WandbTracker(Tracker):
             self._tracker = WandBTracker(project, mode="offline", **options)
             self._tracker.start()
         self._run = self._tracker.tracker
+        self.id = self._run.id
+        # W&B drops rows whose step it has. An offline run knows of no earlier one, and is given all of them.
+        self.known = max(0, self._run.starting_step - 1) if self._run.resumed else 0
         # Losses of rungs are compared at equal tokens; everything else stands over optimizer steps.
         self._run.define_metric("train/tokens")
         self._run.define_metric("train/*", step_metric="train/tokens")
@@ -127,10 +139,19 @@ def problems(settings: Settings) -> list[str]:
     return [f"--report_to {name}: not installed; pip install '{EXTRAS[name]}', or --report_to none"]
 
 
-def build_tracker(settings: Settings, config: dict[str, Any]) -> Tracker:
-    """The tracker asked for. Call it in one process only, so that one training run is one tracked run."""
+def build_tracker(settings: Settings, config: dict[str, Any], resumed: str | None = None) -> Tracker:
+    """The tracker asked for. Call it in one process only, so that one training run is one tracked run.
+
+    Args:
+        settings: of the run.
+        config: what is shown of them.
+        resumed: the `id` of the tracker that had the run's earlier steps, to go on with.
+    """
     if settings.report_to == "wandb":
         names = {"name": settings.run_name, "group": settings.group, "job_type": "train"}
+        if resumed:
+            # A run that the user has named goes before the one that the checkpoint is of.
+            names |= {"id": os.environ.get("WANDB_RUN_ID") or resumed, "resume": "allow"}
         return WandbTracker(settings.project, Path(settings.output_dir), config, **names)
     if settings.report_to == "trackio":
         hint = f"look: trackio show --project {settings.project}"

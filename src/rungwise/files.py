@@ -1,0 +1,57 @@
+"""The files of one run: `result.json`, `metrics.jsonl`, the memory of one step over time. For the main process."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import saved
+from .memory import MIB
+from .result import UNFINISHED, Record, plain, read_result
+
+
+class Files:
+    """What a run writes into its folder. What an earlier one left there stays until this one has `begin`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.begun = False
+
+    def begin(self, record: Record, resumed: Path | None) -> None:
+        """Takes over the folder: an earlier run's checkpoints, but those it goes on from, are set aside, with a word.
+
+        Args:
+            record: of this run.
+            resumed: the checkpoint that it goes on from, loaded by now.
+        """
+        self.begun = True
+        if words := saved.set_aside(self.folder, resumed):
+            print(words, flush=True)
+        (self.folder / "metrics.jsonl").write_text("", encoding="utf-8")
+        record.write(self.folder)
+
+    def add(self, step: int, row: dict[str, Any]) -> None:
+        """Keeps the metrics of one step."""
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **plain(row)}) + "\n")
+
+    def write(self, record: Record) -> bool:
+        """Writes the result, but not over an earlier run's where this one could not begin. Returns whether it did."""
+        before = None if self.begun else read_result(self.folder)
+        if before is not None and before["reason"] != UNFINISHED:
+            return False
+        record.write(self.folder)
+        return True
+
+    def end(self, record: Record, timeline: Sequence[tuple[float, int]]) -> None:
+        """Writes the result, and the bytes that are held over the milliseconds of one step, if they are known.
+
+        The result of an earlier run is left alone by one that could not begin: its reason goes to stderr.
+        """
+        if not self.write(record):
+            print(f"{record.reason}\nthe result in {self.folder} is still the earlier run's", file=sys.stderr)
+        elif timeline:
+            lines = [f"{ms:.3f},{held / MIB:.3f}" for ms, held in timeline]
+            text = "\n".join(["ms,allocated_mib", *lines]) + "\n"
+            (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")

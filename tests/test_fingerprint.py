@@ -1,0 +1,114 @@
+"""A run's data is known by its content: the same under another date, another under the same name."""
+
+import os
+
+from rungwise import fingerprint, sources
+from rungwise.data import build_datasets
+from rungwise.fingerprint import describe, fingerprints
+from rungwise.sources import Source, load_text
+
+import pytest
+from harness import LINES, file_settings, tiny_settings
+
+TEXT = "some lines\nof text\nthat fill a row or two\n"
+
+
+def of_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    return file_settings(path), path
+
+
+def of_folder(tmp_path):
+    path = tmp_path / "folder" / "a.txt"
+    path.parent.mkdir()
+    path.write_text(TEXT)
+    return tiny_settings("--dataset_name", str(path.parent)), path
+
+
+def of_validation(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT)
+    return tiny_settings("--eval_steps", "2", "--validation_file", str(path)), path
+
+
+@pytest.mark.parametrize("kind", [of_file, of_folder, of_validation])
+def test_a_change_of_one_letter_is_another_fingerprint(tmp_path, kind):
+    settings, path = kind(tmp_path)
+    before = fingerprints(settings)
+    path.write_text(TEXT.replace("row", "raw"))
+    after = fingerprints(settings)
+    [changed] = fingerprint.changes(before, after)
+    [name] = [name for name in before if before[name] != after[name]]
+    assert changed == f"{name} has changed (it was {before[name]} and is now {after[name]})"
+    assert str(path) in name or str(path.parent) in name
+
+
+def test_a_file_of_another_date_is_the_same(tmp_path):
+    settings, path = of_file(tmp_path)
+    before = fingerprints(settings)
+    os.utime(path, (1, 1))
+    assert fingerprints(settings) == before
+    assert fingerprint.changes(before, fingerprints(settings)) == []
+
+
+def test_a_file_is_read_once_in_a_process(tmp_path, monkeypatch):
+    """Rungs of a ladder share their data, and there may be much of it."""
+    settings, path = of_file(tmp_path)
+    before = fingerprints(settings)
+    monkeypatch.setattr(fingerprint.hashlib, "blake2b", lambda **_: pytest.fail("read again"))
+    assert fingerprint._hash(str(path), path.stat().st_size, path.stat().st_mtime_ns)
+    monkeypatch.undo()
+    assert fingerprints(settings) == before
+
+
+def test_the_standard_library_is_known_by_its_files(tmp_path, monkeypatch):
+    settings = tiny_settings("--dataset_name", "python-stdlib")
+    [before] = fingerprints(settings).values()
+    files = sources.stdlib_files()
+    (tmp_path / "zzz.py").write_text("pass\n")
+    monkeypatch.setattr(fingerprint, "stdlib_files", lambda: [*files, str(tmp_path / "zzz.py")])
+    [after] = fingerprints(settings).values()
+    sizes = [int(text.split()[0]) for text in (before, after)]
+    assert sizes[1] == sizes[0] + 5 and before.split()[-1] != after.split()[-1]
+
+
+@pytest.mark.parametrize("flags", [("--seed", "1"), ("--block_size", "16"), ("--config_overrides", "vocab_size=64")])
+def test_synthetic_rows_are_known_by_what_makes_them(flags):
+    assert fingerprints(tiny_settings(*flags)) != fingerprints(tiny_settings())
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_a_data_set_has_the_fingerprint_that_datasets_gives_it(tmp_path, streaming):
+    settings, path = of_folder(tmp_path)
+    source = Source("dataset_name", str(path.parent))
+    whole = load_text(source, settings, streaming=False).rows
+    streamed = tiny_settings("--dataset_name", str(path.parent), "--streaming", streaming)
+    assert fingerprints(streamed) == {str(source): f"datasets {whole._fingerprint}"}
+
+
+def test_what_is_recorded_of_the_data(tmp_path):
+    path = tmp_path / "own.txt"
+    path.write_text(TEXT)
+
+    def described(*flags):
+        settings = tiny_settings("--dataset_name", LINES, *flags)
+        rows = build_datasets(settings)
+        return describe(settings, *rows), rows
+
+    found, (rows, _) = described()
+    train = {"source": f"--dataset_name {LINES}", "reader": "text"}
+    train["fingerprint"] = fingerprints(tiny_settings("--dataset_name", LINES))[train["source"]]
+    assert found == {"train": {**train, "rows": len(rows)}}
+    found, (rows, held_out) = described("--eval_steps", "2", "--validation_split_percentage", "20")
+    assert found == {"train": {**train, "rows": len(rows)}, "evaluation": {**train, "rows": len(held_out)}}
+    found, (rows, held_out) = described("--eval_steps", "2", "--validation_file", str(path), "--streaming")
+    assert found["train"] == {**train, "rows": None}
+    assert found["evaluation"]["source"] == f"--validation_file {path}" and found["evaluation"]["rows"] == len(
+        held_out
+    )
+    assert found["evaluation"]["fingerprint"].startswith(f"{len(TEXT)} bytes, blake2b ")
+
+
+def test_nothing_is_claimed_of_rows_from_elsewhere():
+    assert describe(tiny_settings(), None, None) == {}
