@@ -238,6 +238,16 @@ def test_a_damaged_checkpoint_costs_nothing_of_the_run_so_far(tmp_path, finished
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path in before} == before
 
 
+def test_random_numbers_that_accelerate_could_not_load_are_missed(tmp_path, finished, capsys, monkeypatch):
+    """It would say so nowhere, and train on with those that are there."""
+    checkpoint = shutil.copytree(finished / "checkpoint-3", tmp_path / "checkpoint-3")
+    monkeypatch.setattr("numpy.random.set_state", lambda _: torch.manual_seed(99) and 1 / 0)
+    flags = ["--resume_from_checkpoint", str(checkpoint), "--eval_steps", "2", "--output_dir", str(tmp_path / "run")]
+    config, *own = CASES["fp16"]
+    assert exit_code(["--config", f"accelerate_configs/{config}", *TINY, *own, *flags]) == 2
+    assert "its random numbers do not fit this machine" in capsys.readouterr().out
+
+
 def exit_code(call):
     try:
         return ablate.main(call)
