@@ -115,6 +115,10 @@ ACTS = {
     "max_grad_norm": ({"max_grad_norm": 1e-6}, lambda r, b: r.loss["last"] != b().loss["last"]),
     "seed": ({"seed": 1}, lambda r, b: r.loss["first"] != b().loss["first"]),
     "checkpointing_steps": ({"checkpointing_steps": 2}, lambda r, b: (r.folder / "checkpoint-4").is_dir()),
+    "save_total_limit": (
+        {"checkpointing_steps": 2, "save_total_limit": 1},
+        lambda r, b: [path.name for path in r.folder.glob("checkpoint-*")] == ["checkpoint-4"],
+    ),
     "save_model": ({"save_model": True}, lambda r, b: (r.folder / "model" / "model.safetensors").is_file()),
     "run_name": ({"run_name": "other"}, lambda r, b: r.name == "other"),
     "output_dir": ({}, lambda r, b: (r.folder / "result.json").is_file()),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 from rungwise import ladder
 from rungwise.ladder import Ladder, group_of
@@ -296,7 +297,8 @@ def test_rungs_are_not_one_run_of_the_tracker(tmp_path, monkeypatch):
 
     for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.setenv(name, "preset")
-    monkeypatch.setattr(ladder.subprocess, "Popen", popen)
+    # The ladder's own; git is asked for the commit, too.
+    monkeypatch.setattr(ladder, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=None, STDOUT=None))
     with pytest.raises(KeyboardInterrupt):
         climb(tmp_path / "l", rungs_of("a"))
     assert {name for name, value in given.items() if value == "preset"} == {"WANDB_MODE", "WANDB_API_KEY"}
