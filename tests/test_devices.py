@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from rungwise import compiler, environment, ladder, sharding, techniques
+from rungwise import environment, sharding, techniques, toolchain
 from rungwise.run import check
 
 import pytest
@@ -35,8 +35,8 @@ def test_an_intel_gpu_is_asked_what_it_multiplies_and_how_it_is_called(monkeypat
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda device: "Intel(R) Data Center GPU Max 1550")
     assert environment.native_precision(device) == dtypes
     assert environment.describe(device)["native_precision"] == dtypes
-    assert environment.device_name(device) == environment.machine()["device"] == "Intel(R) Data Center GPU Max 1550"
-    assert environment.machine()["device_count"] == ladder._processes() == 2
+    assert environment.device_name(device) == environment.machine()["device_name"] == "Intel(R) Data Center GPU Max 1550"
+    assert environment.machine()["device_count"] == 2
 
 
 @pytest.mark.parametrize("kind, used", [("cuda", "cuda"), ("xpu", "xpu"), ("mps", "cpu"), (None, "cpu")])
@@ -49,8 +49,8 @@ def test_the_device_of_a_run(accelerator, kind, used):
 def test_a_mac_is_told_from_another_by_the_processor_that_trains(accelerator):
     """Its GPU is not used, so neither its name nor the number of such says anything about a figure."""
     accelerator("mps")
-    assert environment.machine()["device"] == environment.device_name(torch.device("cpu"))
-    assert environment.machine()["device_count"] == ladder._processes() == 1
+    assert environment.machine()["device_name"] == environment.device_name(torch.device("cpu"))
+    assert environment.machine()["device_count"] == 1
 
 
 MENDS = {
@@ -85,10 +85,10 @@ def test_a_gpu_without_triton_is_refused_a_compiled_run(monkeypatch, kind):
     from torch.utils import _triton
 
     monkeypatch.setattr(_triton, "has_triton", lambda: False)
-    [problem] = compiler.problems(tiny_settings("--torch_compile"), kind)
+    [problem] = toolchain.problems(tiny_settings("--torch_compile"), kind)
     assert "needs Triton on this GPU" in problem
     monkeypatch.setattr(_triton, "has_triton", lambda: True)
-    assert compiler.problems(tiny_settings("--torch_compile"), kind) == []
+    assert toolchain.problems(tiny_settings("--torch_compile"), kind) == []
 
 
 @pytest.mark.parametrize("more", ["", "dynamo_config: {dynamo_backend: INDUCTOR}\n"], ids=["flag", "file"])

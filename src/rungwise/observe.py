@@ -173,6 +173,11 @@ class UpdateNotes:
         self.steps = 0
         self.gradient_norms.clear()
 
+    def forget(self) -> None:
+        """Forgets all: loading a sharded optimizer's state steps it, and puts other weights into the model."""
+        self.begin()
+        self._before = None
+
     def close(self) -> None:
         """Takes no more notes."""
         self._hook.remove()

@@ -46,6 +46,10 @@ class Proof:
         """Whether everything has been compared."""
         return self._update.decided or bool(self._missing)
 
+    def restart(self) -> None:
+        """Forgets what loading a checkpoint did to the weights and the optimizer."""
+        self._update.restart()
+
     def check(self, step: Step) -> dict[str, Any]:
         """Call after each optimizer step. What is decided stays so, whatever step comes later.
 

@@ -142,6 +142,7 @@ class Run:
             return 0
         steps, tracked = checkpoint.load_checkpoint(self.accelerator, scheduler, self.resumed, self.record)
         self.record.restored_steps = len(steps)
+        self.proof.restart()
         with self.signals.whole():
             if ranks.is_main():
                 self.files.begin(self.record, self.resumed)

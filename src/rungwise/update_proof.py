@@ -35,6 +35,10 @@ class UpdateProof:
         """Takes no more notes."""
         self._notes.close()
 
+    def restart(self) -> None:
+        """Forgets what loading a checkpoint did."""
+        self._notes.forget()
+
     def next(self) -> None:
         """Goes on to the next step."""
         self._notes.begin()
