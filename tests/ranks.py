@@ -12,8 +12,10 @@ from rungwise.techniques import build_accelerator
 
 import torch
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, broadcast_object_list, set_seed
 from harness import LINES, ragged_rows, tiny_settings, train_tiny
+from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.profiler import ProfilerActivity, profile
 
 DDP, FSDP = "accelerate_configs/ddp_cpu.yaml", "accelerate_configs/fsdp2_cpu.yaml"
@@ -25,9 +27,17 @@ COLLECTIVES = {
 saved = {}
 
 
+def no_default_mesh(*_, **__):
+    raise AssertionError("fully_shard took the accelerator that PyTorch was built for, which may not be there")
+
+
+_fully_shard._init_default_mesh = no_default_mesh
+
+
 def fresh_engine():
     """The processes stay; what the last run made of them, FSDP perhaps, does not."""
     PartialState(cpu=True).distributed_type = DistributedType.MULTI_CPU
+    AcceleratorState._reset_state()
 
 
 def train(key, *flags, config=DDP, sgd=True, dataset=None, **changes):
@@ -88,7 +98,7 @@ def checkpoint(key, **changes):
     trained.accelerator.load_state(folder[0])
     after = tensors()
     assert len(after) == len(before) == 3 * len(list(trained.model.parameters()))
-    largest = max(float((a - b).abs().max().full_tensor()) for a, b in zip(after, before, strict=True))
+    largest = max(float((a - b).detach().abs().max().full_tensor()) for a, b in zip(after, before, strict=True))
     files = sorted(str(path.relative_to(folder[0])) for path in Path(folder[0]).rglob("*") if path.is_file())
     saved[key] |= {"files": files, "lost": largest}
 

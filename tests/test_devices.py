@@ -35,7 +35,9 @@ def test_an_intel_gpu_is_asked_what_it_multiplies_and_how_it_is_called(monkeypat
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda device: "Intel(R) Data Center GPU Max 1550")
     assert environment.native_precision(device) == dtypes
     assert environment.describe(device)["native_precision"] == dtypes
-    assert environment.device_name(device) == environment.machine()["device_name"] == "Intel(R) Data Center GPU Max 1550"
+    assert (
+        environment.device_name(device) == environment.machine()["device_name"] == "Intel(R) Data Center GPU Max 1550"
+    )
     assert environment.machine()["device_count"] == 2
 
 

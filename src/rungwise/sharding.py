@@ -1,7 +1,10 @@
 """FSDP2 by Accelerate: what it is told, and the CPU, where Accelerate does not offer it."""
 
+import warnings
+
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -38,6 +41,11 @@ def shard_on_cpu(accelerator: Accelerator, sharding: FullyShardedDataParallelPlu
     # The state of the processes is copied into Accelerate's whenever that is asked for again.
     for state in (PartialState(), accelerator.state):
         state.distributed_type = DistributedType.FSDP
+    # Left to itself, fully_shard makes its mesh of the accelerator that PyTorch was built for, be there one or not.
+    # Accelerate slices that mesh in a way that PyTorch warns about.
+    warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh", category=UserWarning)
+    accelerator.state.parallelism_config = ParallelismConfig(dp_shard_size=accelerator.num_processes)
+    accelerator.state.device_mesh = accelerator.parallelism_config.get_device_mesh("cpu")
 
 
 def problems(settings: Settings, device_type: str) -> list[str]:
