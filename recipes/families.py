@@ -1,9 +1,11 @@
-"""Every technique on every family of models, small and with random weights: what works, what is skipped and why.
+"""Techniques on families of models, small and with random weights: what works, what is refused and why.
 
     python recipes/families.py
-    python recipes/families.py --families Llama "Mamba 2"
+    python recipes/families.py --families Llama "Mamba 2" bamba bert
 
-Without `--families` the table goes into recipes/README.md. The exit code is 0 only if nothing failed.
+Twelve families by name, with each technique alone, are a table in recipes/README.md; every model type that
+Transformers has a causal language model for, with all techniques but compiling, is one in recipes/families.md. With
+`--families` no file is written. The exit code is 0 only if nothing failed; what is refused in words has not failed.
 """
 
 import argparse
@@ -13,20 +15,32 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rungwise.checks import STEP_1
-from rungwise.families import FAMILIES, Family
+from rungwise.families import FAMILIES, Family, model_types, write_small
+from rungwise.family_tables import (
+    Cell,
+    Tried,
+    counted,
+    counts,
+    has_failed,
+    in_words,
+    source,
+    table_of_named,
+    whole_table,
+)
 from rungwise.result import read_result
 from rungwise.terminal import print_anything
+from rungwise.workers import Lost, each
 
 import ablate
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
 README = Path(__file__).parent / "README.md"
+TABLE = Path(__file__).parent / "families.md"
 FP32, BF16 = "accelerate_configs/fp32.yaml", "accelerate_configs/bf16.yaml"
 TECHNIQUES = {
     "bf16": ["--config", BF16],
@@ -34,67 +48,94 @@ TECHNIQUES = {
     "checkpointing": ["--config", FP32, "--gradient_checkpointing"],
     "compile": ["--config", FP32, "--torch_compile"],
 }
+# What every model type is tried with: compiling each would take hours.
+EAGER = ("bf16", "accumulation", "checkpointing")
 SHARED = ["--dataset_name", "synthetic", "--report_to", "none"]
 SHARED += ["--max_steps", "4", "--untimed_steps", "2", "--global_batch_size", "8"]
+PROCESSES = 2
+SECONDS = 300
 # A run's exit codes after Ctrl-C and SIGTERM, which are meant for the whole command.
 STOPPED = (130, 143)
 # How far the losses may lie from fp32's, relative to them: at step 1 two units of rounding of bf16, and where nothing
 # but the order of fp32 sums changes, some 170 units of fp32, at every step.
 BF16_STEP_1 = STEP_1["bf16"]
 EVERY_STEP = 1e-5
-
-
-@dataclass(frozen=True)
-class Cell:
-    """How one technique came out on one family, and how far its losses were from fp32's."""
-
-    text: str
-    distance: float | None = None
+# How a refusal begins in `result.json`.
+REFUSED = re.compile(r"1 problem with this call: - (--config_name \S+: )?|InactiveTechnique: ")
+# What PyTorch says where a model's own code brings together a tensor of autocast's dtype and one in fp32.
+OWN_DTYPES = re.compile(r"RuntimeError: .*(same scalar type|dtypes match|same dtype)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tries all techniques on the families asked for; returns the exit code."""
+    """Tries the families asked for; returns the exit code."""
     print_anything()
-    names = [family.name for family in FAMILIES]
+    named, others = {family.name: family for family in FAMILIES}, {t: Family(t, t) for t in model_types()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", choices=names, metavar="NAME", help=f"some of {', '.join(names)}")
+    words = f"some of {', '.join(named)}, or model types of Transformers"
+    parser.add_argument("--families", nargs="+", choices=[*named, *others], metavar="NAME", help=words)
     asked = parser.parse_args(argv).families
+    started, tried = time.monotonic(), {}
+    families = [family for family in (*named.values(), *others.values()) if asked is None or family.name in asked]
+    with tempfile.TemporaryDirectory(prefix="rungwise-families-") as folder:
+        tasks = [(family, list(TECHNIQUES) if family.name in named else EAGER, folder) for family in families]
+        for (family, _, _), result in each(try_task, tasks, PROCESSES, SECONDS):
+            tried[family] = Tried("failed", result.reason) if isinstance(result, Lost) else result
+            print(f"{len(tried)} of {len(tasks)}: {family.name}: {in_words(tried[family])}", flush=True)
+    twelve = {family: tried[family] for family in named.values() if family in tried}
+    rest = {family: tried[family] for family in others.values() if family in tried}
+    environment = next((one.environment for one in tried.values() if one.environment), {})
+    where = source(environment, time.monotonic() - started)
+    summary = f"{counts(rest, EAGER)}\n\n{where}" if rest else where
+    if asked is None:
+        write_section(README, f"{table_of_named(twelve, list(TECHNIQUES))}\n\n{summary}")
+        TABLE.write_text(whole_table(rest, EAGER, where), encoding="utf-8")
+    print(f"\n{summary}")
+    return int(any(has_failed(one) for one in tried.values()))
+
+
+def try_task(task: tuple[Family, Sequence[str], str]) -> Tried:
+    """`try_family` in a worker, in a folder of its own inside the one given."""
+    family, techniques, folder = task
     # In models this small, threads do little but wait for one another.
     torch.set_num_threads(1)
-    started = time.monotonic()
-    rows: dict[Family, dict[str, Cell]] = {}
-    with tempfile.TemporaryDirectory(prefix="rungwise-families-") as folder:
-        for family in FAMILIES:
-            if asked is None or family.name in asked:
-                rows[family], environment = try_family(family, Path(folder))
-    section = render(rows, environment, time.monotonic() - started)
-    print(section)
-    if asked is None:
-        write_section(README, section)
-    return int(any(cell.text.startswith("failed") for cells in rows.values() for cell in cells.values()))
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        return try_family(family, techniques, Path(own), Path(folder) / "cache")
 
 
-def try_family(family: Family, folder: Path) -> tuple[dict[str, Cell], dict[str, Any]]:
-    """Each technique alone on this family, and the environment of the runs."""
-    baseline = run(family, ["--config", FP32], folder)
+def try_family(family: Family, techniques: Sequence[str], folder: Path, cache: Path) -> Tried:
+    """Each technique alone on this family, beside fp32.
+
+    Args:
+        family: by name with its sizes, or a model type that is to be made small.
+        techniques: keys of `TECHNIQUES`.
+        folder: for the config and the runs.
+        cache: for what the compiler prepares, to be used again.
+    """
+    try:
+        model = family.flags if family.config_overrides else write_small(family.model_type, folder / "config")
+    except Exception as error:
+        # A config's class raises anything, of its own defaults, too.
+        return Tried("refused", f"cannot be made small from its config: {' '.join(str(error).split())}")
+    baseline = run(model, ["--config", FP32], folder, cache)
+    environment = baseline["environment"]
     if baseline["status"] != "ok":
-        return dict.fromkeys(TECHNIQUES, Cell(f"failed: fp32: {baseline['reason']}")), baseline["environment"]
-    cells = {}
-    for technique, flags in TECHNIQUES.items():
-        cells[technique] = judge(technique, run(family, flags, folder), baseline)
-        print(f"{family.name}, {technique}: {cells[technique].text}", flush=True)
-    return cells, baseline["environment"]
+        reason = " ".join(str(baseline["reason"]).split())
+        status = "refused" if REFUSED.match(reason) else "failed"
+        return Tried(status, REFUSED.sub("", reason, count=1), environment=environment)
+    cells = {name: judge(name, run(model, TECHNIQUES[name], folder, cache), baseline) for name in techniques}
+    evidence = baseline["evidence"]
+    return Tried("ok", "", evidence["dropout"], evidence["trained_parameters"], cells, environment)
 
 
-def run(family: Family, flags: list[str], folder: Path) -> dict[str, Any]:
+def run(model: list[str], flags: list[str], folder: Path, cache: Path) -> dict[str, Any]:
     """The result of one `ablate.py` in this process, whose words are kept from the terminal."""
     place = folder / "run"
     # Headers that the compiler has prepared are used again; each model's own code is new.
-    cache = ["--torch_compile_cache_dir", str(folder / "cache")] if "--torch_compile" in flags else []
+    compiled = ["--torch_compile_cache_dir", str(cache)] if "--torch_compile" in flags else []
     words = io.StringIO()
     try:
         with redirect_stdout(words), redirect_stderr(words):
-            code = ablate.main([*family.flags, *SHARED, *flags, *cache, "--output_dir", str(place)])
+            code = ablate.main([*model, *SHARED, *flags, *compiled, "--output_dir", str(place)])
     except SystemExit:
         return {"status": "failed", "reason": words.getvalue().strip(), "environment": {}}
     finally:
@@ -108,8 +149,13 @@ def run(family: Family, flags: list[str], folder: Path) -> dict[str, Any]:
 def judge(technique: str, result: dict[str, Any], baseline: dict[str, Any]) -> Cell:
     """`ok` for a run that was, and whose losses follow fp32's; else what came of it and why."""
     if result["status"] != "ok":
-        kind = "skipped" if result["status"] == "skipped" else "failed"
-        return Cell(f"{kind}: {' '.join(str(result['reason']).split())}")
+        reason = " ".join(str(result["reason"]).split())
+        if technique == "bf16" and OWN_DTYPES.search(reason):
+            return Cell(f"refused: its own code does not run under autocast: {reason}")
+        kind = "refused" if REFUSED.match(reason) else "skipped" if result["status"] == "skipped" else "failed"
+        return Cell(f"{kind}: {REFUSED.sub('', reason, count=1)}")
+    if technique == "accumulation" and baseline["evidence"]["dropout"]:
+        return Cell("ok: it draws other numbers for other batches, losses are not compared")
     losses = zip(result["loss"]["trajectory"], baseline["loss"]["trajectory"], strict=True)
     distances = [abs(loss / expected - 1) for loss, expected in losses]
     distance, bound = (distances[0], BF16_STEP_1) if technique == "bf16" else (max(distances), EVERY_STEP)
@@ -117,40 +163,9 @@ def judge(technique: str, result: dict[str, Any], baseline: dict[str, Any]) -> C
         return Cell(f"failed: losses are {distance:.1e} from fp32's, at most {bound:.1e} is allowed", distance)
     if technique == "compile":
         compiled = result["compile"]
-        graphs, breaks = _count(compiled["graphs"], "graph"), _count(compiled["graph_breaks"], "graph break")
+        graphs, breaks = counted(compiled["graphs"], "graph"), counted(compiled["graph_breaks"], "graph break")
         return Cell(f"ok: {graphs}, {breaks}", distance)
     return Cell("ok", distance)
-
-
-def render(rows: dict[Family, dict[str, Cell]], environment: dict[str, Any], seconds: float) -> str:
-    """The table in Markdown, how near the losses were, and where it comes from."""
-    lines = [
-        f"| family | model class | {' | '.join(TECHNIQUES)} |",
-        f"| --- | --- | {' | '.join('---' for _ in TECHNIQUES)} |",
-    ]
-    for family, cells in rows.items():
-        texts = (cells[technique].text.replace("|", "\\|") for technique in TECHNIQUES)
-        lines.append(f"| {family.name} | `{family.model_class}` | {' | '.join(texts)} |")
-    return "\n".join([*lines, "", *_distances(rows), "", _source(environment, seconds)])
-
-
-def _distances(rows: dict[Family, dict[str, Cell]]) -> list[str]:
-    words = []
-    for technique in TECHNIQUES:
-        known = [cells[technique].distance for cells in rows.values() if cells[technique].distance is not None]
-        words += [f"{technique} {max(known):.1e}{' (step 1)' * (technique == 'bf16')}"] if known else []
-    return [f"Largest distance of a loss from fp32's, relative to it: {', '.join(words)}."] if words else []
-
-
-def _source(environment: dict[str, Any], seconds: float) -> str:
-    packages = ", ".join(f"{name} {environment.get(name)}" for name in ("torch", "transformers", "accelerate"))
-    date = str(environment.get("date"))[:10]
-    took = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"(`python recipes/families.py` in {took} on {environment.get('device_name')}; {packages}; {date})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def write_section(path: Path, section: str) -> None:

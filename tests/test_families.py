@@ -1,19 +1,21 @@
 """Every family of models through every technique, small and with random weights."""
 
+import dataclasses
 import logging
 from pathlib import Path
 
 from rungwise import models
-from rungwise.families import FAMILIES
+from rungwise.families import FAMILIES, Family, small_config
+from rungwise.family_tables import Cell, Tried, counts, in_words, table_of_named, whole_table
 from rungwise.result import read_result
 
 import ablate
 import families
 import pytest
-from families import Cell, judge, write_section
+from families import EAGER, judge, try_family, write_section
 from harness import tiny_settings, train_tiny
 from results import result
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 BF16_ACCUM4 = "accelerate_configs/bf16_accum4.yaml"
 STEPS = ["--max_steps", "3", "--untimed_steps", "2", "--global_batch_size", "8"]
@@ -81,6 +83,13 @@ def test_a_cell_is_ok_only_if_the_losses_follow():
     assert judge("compile", compiled, baseline).text == "ok: 1 graph, 0 graph breaks"
     assert judge("compile", result(status="skipped", reason="why\nso"), baseline).text == "skipped: why so"
     assert judge("compile", result(status="diverged", reason="nan"), baseline).text == "failed: nan"
+    inactive = result(status="failed", reason="InactiveTechnique: computed in float32")
+    assert judge("bf16", inactive, baseline).text == "refused: computed in float32"
+    mixed = result(status="failed", reason="RuntimeError: index_add_(): must have the same scalar type")
+    assert judge("bf16", mixed, baseline).text.startswith("refused: its own code does not run under autocast: Runtime")
+    assert judge("accumulation", mixed, baseline).text.startswith("failed: RuntimeError")
+    baseline["evidence"]["dropout"] = True
+    assert judge("accumulation", result(losses=[5.0, 2.0]), baseline).text.startswith("ok: it draws other numbers")
 
 
 def test_the_table_goes_between_its_markers(tmp_path):
@@ -93,13 +102,82 @@ def test_the_table_goes_between_its_markers(tmp_path):
         write_section(path, "")
 
 
-def test_the_table_that_is_shipped_is_of_these_families():
-    text = Path("recipes/README.md").read_text(encoding="utf-8")
-    table = text.partition("<!-- families -->")[2].partition("<!-- /families -->")[0]
+def test_the_tables_that_are_shipped_are_of_these_families():
+    readme, whole = (Path("recipes", name).read_text(encoding="utf-8") for name in ("README.md", "families.md"))
+    table = readme.partition("<!-- families -->")[2].partition("<!-- /families -->")[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")][2:]
     assert rows == [family.name for family in FAMILIES]
-    assert "failed" not in table
-    assert families.render({FAMILIES[0]: dict.fromkeys(families.TECHNIQUES, Cell("ok"))}, {}, 1.0).count("| ok |") > 0
+    # What was counted stands in both, and nothing failed.
+    [line] = [line for line in table.splitlines() if line.startswith("Of ")]
+    assert line in whole.splitlines()
+    assert "failed" not in table + whole
+    assert len([row for row in whole.splitlines() if row.startswith("| ")]) - 2 == int(line.split()[1])
+
+
+# Of each kind one: latent and windowed attention with layers of their own sizes, experts, a scan beside attention,
+# linear attention, a recurrence, hashes, an encoder made a decoder, half of an encoder-decoder, the text part of a model
+# that sees; and of what is refused: a loss of its own, a leak, a config that makes no model.
+SAMPLE = {
+    "deepseek_v3": "ok",
+    "gemma4_text": "ok",
+    "bamba": "ok",
+    "qwen3_next": "ok",
+    "rwkv": "ok",
+    "bert": "ok",
+    "gemma3": "ok",
+    "bart": "refused: the model ignores num_items_in_batch",
+    "cpmant": "refused: CpmAntForCausalLM is not causal",
+    "gemma4_unified_assistant": "refused: cannot be made small from its config",
+}
+
+
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_a_sample_of_all_families_is_trained_or_refused_in_words(model_type, tmp_path):
+    """The small model of any type that Transformers has: accumulated as one batch, and checkpointed."""
+    tried = try_family(Family(model_type, model_type), ["accumulation", "checkpointing"], tmp_path, tmp_path)
+    assert in_words(tried).startswith(SAMPLE[model_type]) and "failed" not in in_words(tried)
+    assert (tried.status == "ok") == (len(tried.cells) == 2)
+    assert {cell.text for cell in tried.cells.values()} <= {"ok"}
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_next", "jamba", "lfm2"])
+def test_a_small_model_has_a_layer_of_each_kind(model_type):
+    whole, small = CONFIG_MAPPING[model_type](), small_config(model_type)
+    assert set(small.layer_types) == set(whole.layer_types) and len(set(small.layer_types)) > 1
+    assert len(small.layer_types) == small.num_hidden_layers < whole.num_hidden_layers
+
+
+def test_a_small_model_shares_heads_of_keys_where_the_whole_does():
+    assert small_config("llama").num_key_value_heads == small_config("llama").num_attention_heads == 2
+    assert (small_config("mixtral").num_key_value_heads, small_config("mixtral").num_attention_heads) == (1, 2)
+
+
+def test_tables_and_counts_say_what_came_of_each_family():
+    one, other, last = (Family(name, name) for name in ("llama", "bart", "bert"))
+    ok = Tried(
+        "ok", cells={"bf16": Cell("ok", 1e-3), "accumulation": Cell("ok", 2e-7), "checkpointing": Cell("ok", 0)}
+    )
+    rows = {
+        other: Tried("refused", "BartForCausalLM ignores a | sign, so that it is of no use"),
+        one: ok,
+        last: dataclasses.replace(ok, draws=True, trained=0.5),
+    }
+    assert counts(rows, EAGER) == (
+        "Of 3 model types 2 are trained; bf16: 2 ok; accumulation: 2 ok; checkpointing: 2 ok; "
+        "1 refused: it ignores a | sign."
+    )
+    lines = whole_table(rows, EAGER, "(there)").splitlines()
+    assert (
+        "| bart | `BartForCausalLM` | refused: BartForCausalLM ignores a \\| sign, so that it is of no use |  |  |  |"
+        in lines
+    )
+    assert "| bert | `BertLMHeadModel` | ok, draws random numbers, trains 50.0% | ok | ok | ok |" in lines
+    assert "| llama | `LlamaForCausalLM` | ok | ok | ok | ok |" in lines
+    assert "relative to it: bf16 1.0e-03 (step 1), accumulation 2.0e-07, checkpointing 0.0e+00." in "\n".join(lines)
+    named = table_of_named(
+        {FAMILIES[0]: dataclasses.replace(ok, cells={**ok.cells, "compile": Cell("ok: 1 graph")})}, families.TECHNIQUES
+    )
+    assert "| GPT-2 | `GPT2LMHeadModel` | ok | ok | ok | ok: 1 graph |" in named.splitlines()
 
 
 def test_sizes_that_follow_from_others_follow_the_overrides():

@@ -3,13 +3,26 @@
 import dataclasses
 
 from rungwise import models
+from rungwise.data import build_datasets
 from rungwise.models import build_model, default_config, load_config, save_model
+from rungwise.probe import vocab_size
+from rungwise.shrink import shrink
 from rungwise.techniques import build_accelerator
 
 import pytest
 import torch
 from harness import tiny_settings
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 LLAMA = "vocab_size=128,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=2"
 
@@ -65,11 +78,26 @@ def test_attention_implementation(attention):
         ({"config_overrides": None, "model_name_or_path": "/no/such/model"}, "--model_name_or_path /no/such/model:"),
         ({"config_overrides": None, "config_name": "/no/such/model"}, "--config_name /no/such/model:"),
         ({"attn_implementation": "foo"}, "--attn_implementation foo: "),
+        (
+            {"config_overrides": None, "model_type": "t5"},
+            "--model_type t5: t5 is not a causal language model in Transformers; use one that AutoModelForCausalLM knows",
+        ),
+        ({"config_overrides": None, "model_type": "vit"}, "--model_type vit: vit is not a causal language model"),
+        (
+            {"config_overrides": None, "model_type": "musicgen"},
+            "--model_type musicgen: musicgen has no vocab_size of its own",
+        ),
+        (
+            {"config_overrides": "max_position_embeddings=34", "model_type": "roberta"},
+            "--block_size 33 is longer than the model's 32 positions; use --block_size 32 or less",
+        ),
         ({"block_size": 33}, "--block_size 33 is longer than the model's 32 positions; use --block_size 32 or less"),
     ],
 )
 def test_problems(changes, message):
-    [problem] = models.problems(tiny_settings(**changes))
+    [problem] = models.problems(
+        tiny_settings(**{"block_size": 33 if "roberta" in changes.values() else 32, **changes})
+    )
     assert message in problem and "\n" not in problem
 
 
@@ -84,3 +112,28 @@ def test_a_saved_model_is_ordinary(tmp_path):
 def test_no_problems():
     assert models.problems(tiny_settings()) == []
     assert load_config(tiny_settings()).n_layer == 2
+
+
+def test_of_a_model_that_sees_the_text_part_is_trained(tmp_path):
+    """Its config is one in another, its weights go by longer names, and the tower that sees stays behind."""
+    config = shrink(Gemma3Config())
+    torch.manual_seed(0)
+    whole = Gemma3ForConditionalGeneration(config)
+    whole.save_pretrained(tmp_path)
+    settings = tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path))
+    assert models.problems(settings) == []
+    model = build_model(settings)
+    assert type(model) is Gemma3ForCausalLM
+    text = whole.model.language_model.state_dict()
+    assert text and all(torch.equal(model.model.state_dict()[name], weights) for name, weights in text.items())
+    assert build_datasets(settings)[0][0]["input_ids"].max() < vocab_size(config)
+    # From a default config, with sizes of its text part.
+    small = tiny_settings(config_overrides="vocab_size=300,hidden_size=32", model_type="gemma3")
+    assert (type(load_config(small)), vocab_size(load_config(small))) == (Gemma3TextConfig, 300)
+
+
+@pytest.mark.parametrize("kind", ["t5", "vit"])
+def test_a_checkpoint_that_is_no_language_model_is_refused_by_its_flag(kind, tmp_path):
+    CONFIG_MAPPING[kind]().save_pretrained(tmp_path)
+    [problem] = models.problems(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path)))
+    assert problem.startswith(f"--model_name_or_path {tmp_path}: {kind} is not a causal language model")

@@ -91,6 +91,7 @@ def test_evidence():
         "micro_batches": 4,
         "attn_implementation": "sdpa",
         "dropout": False,
+        "causal": True,
         "trained_parameters": 1.0,
         "changed_parameters": 1.0,
         "optimizer": "adamw_torch",

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase, default_data_collator
 
 from .models import load_config
 from .order import EvaluationRows, Row, RowOrder, StreamedRows, labels_of
+from .probe import vocab_size
 from .problems import SettingsError
 from .settings import Settings
 from .sources import (
@@ -88,10 +89,10 @@ def build_datasets(settings: Settings) -> tuple[datasets.Dataset | StreamedRows,
     return train, evaluation
 
 
-def synthetic(vocab_size: int, block_size: int, seed: int) -> datasets.Dataset:
+def synthetic(known: int, block_size: int, seed: int) -> datasets.Dataset:
     """256 rows of uniformly random tokens: the same for every rung, and nothing in them to learn but themselves."""
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(vocab_size, (SYNTHETIC_ROWS, block_size), generator=generator)
+    tokens = torch.randint(known, (SYNTHETIC_ROWS, block_size), generator=generator)
     return datasets.Dataset.from_dict({"input_ids": tokens.numpy()}).with_format("torch")
 
 
@@ -125,14 +126,14 @@ def _whole(settings: Settings, hold_out: bool) -> tuple[datasets.Dataset, datase
     """All rows, and the last ones apart if they are held out."""
     source = training_source(settings)
     if source.name == SYNTHETIC:
-        rows = synthetic(load_config(settings).vocab_size, settings.block_size, settings.seed)
+        rows = synthetic(vocab_size(load_config(settings)), settings.block_size, settings.seed)
     else:
         tokenizer = load_tokenizer(settings)
         rows = map_rows(load_text(source, settings, streaming=False), settings, tokenizer)
         if len(rows) == 0:
             raise _too_short(source, settings)
         largest = pc.max(pc.list_flatten(rows.data["input_ids"])).as_py()
-        _check_token(largest, load_config(settings).vocab_size, tokenizer)
+        _check_token(largest, vocab_size(load_config(settings)), tokenizer)
     if not hold_out:
         return rows, None
     kept = len(rows) - max(1, len(rows) * settings.validation_split_percentage // 100)
@@ -161,12 +162,12 @@ def _reader(source: Source, settings: Settings) -> Callable[[], Iterator[Row]]:
     """A function that reads the rows from the beginning; each is checked as it comes."""
     tokenizer = load_tokenizer(settings)
     text = load_text(source, settings, streaming=True)
-    vocab_size = load_config(settings).vocab_size
+    known = vocab_size(load_config(settings))
 
     def read() -> Iterator[Row]:
         with readable(source):
             for row in stream_rows(text, settings, tokenizer):
-                _check_token(int(row["input_ids"].max()), vocab_size, tokenizer)
+                _check_token(int(row["input_ids"].max()), known, tokenizer)
                 yield {name: torch.from_numpy(values.astype(np.int64)) for name, values in row.items()}
 
     return read
@@ -180,10 +181,10 @@ def _first_rows(source: Source, read: Callable[[], Iterator[Row]], settings: Set
     return rows
 
 
-def _check_token(largest: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    if largest >= vocab_size:
+def _check_token(largest: int, known: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    if largest >= known:
         mend = "use the model's own tokenizer" if tokenizer else "bytes as tokens need a vocab_size of 256"
-        raise SettingsError([f"the data has token {largest}, the model knows {vocab_size} tokens; {mend}"])
+        raise SettingsError([f"the data has token {largest}, the model knows {known} tokens; {mend}"])
 
 
 def _too_short(source: Source, settings: Settings) -> SettingsError:

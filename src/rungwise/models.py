@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
@@ -18,8 +19,15 @@ from transformers import (
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils import logging
 
+from .probe import longest_row, text_config, vocab_size
 from .problems import closest
 from .settings import Settings
+
+# How the text part of a model that reads images or sound, too, is called in its weights, and what it is called alone.
+TEXT_PART = {
+    r"^(model\.)?language_model\.lm_head\.": "lm_head.",
+    r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.",
+}
 
 
 def default_config() -> GPT2Config:
@@ -39,7 +47,7 @@ def default_config() -> GPT2Config:
 
 
 def load_config(settings: Settings) -> PreTrainedConfig:
-    """The model's config.
+    """The model's config; of a model that reads images or sound, too, that of its text part.
 
     Raises:
         ValueError: the model type does not exist, or an override does not fit.
@@ -55,6 +63,7 @@ def load_config(settings: Settings) -> PreTrainedConfig:
         config = CONFIG_MAPPING[settings.model_type]()
     else:
         config = default_config()
+    config = text_part(config)
     if settings.config_overrides:
         config = _overridden(config, settings)
     # A key-value cache serves generation; in training it only holds memory.
@@ -62,15 +71,21 @@ def load_config(settings: Settings) -> PreTrainedConfig:
     return config
 
 
+def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the causal language model in a larger one, or `config` itself."""
+    text = text_config(config)
+    return text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else config
+
+
 def _overridden(config: PreTrainedConfig, settings: Settings) -> PreTrainedConfig:
     """The config with `--config_overrides`, and without special tokens that then lie outside its vocabulary."""
     overrides = settings.config_overrides
     config.update_from_string(overrides)
     changes = {name: getattr(config, name) for name in (pair.partition("=")[0] for pair in overrides.split(","))}
-    vocab_size = getattr(config, "vocab_size", None)
+    known = vocab_size(config)
     for name, value in config.to_dict().items():
         special = name.endswith("_token_id") and name not in changes and isinstance(value, int)
-        if special and vocab_size is not None and value >= vocab_size:
+        if special and known is not None and value >= known:
             changes[name] = None
     if settings.model_type:
         # Made anew: sizes that follow from others, as the heads of keys from all heads, follow from the new ones.
@@ -86,15 +101,15 @@ def problems(settings: Settings) -> list[str]:
         config = load_config(settings)
     except Exception as error:
         # Configs come from the Hub and from other people's code, which raise anything.
-        named = ("model_name_or_path", "config_name", "model_type", "config_overrides")
-        given = " ".join(f"--{name} {value}" for name in named if (value := getattr(settings, name)))
-        return [f"{given}: {_first_line(error)}"]
+        return [f"{_named(settings)}: {_first_line(error)}"]
+    if reason := _why_no_causal_lm(config):
+        return [f"{_named(settings)}: {reason}"]
     found = []
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions and settings.block_size > positions:
+    longest = longest_row(config, settings.block_size)
+    if longest < settings.block_size:
         found.append(
-            f"--block_size {settings.block_size} is longer than the model's {positions} positions; "
-            f"use --block_size {positions} or less"
+            f"--block_size {settings.block_size} is longer than the model's {longest} positions; "
+            f"use --block_size {longest} or less"
         )
     if getattr(config, "output_router_logits", False):
         mend = f"false in {settings.model_name_or_path}/config.json" if settings.model_name_or_path else "false"
@@ -118,6 +133,25 @@ def problems(settings: Settings) -> list[str]:
     return found
 
 
+def _why_no_causal_lm(config: PreTrainedConfig) -> str | None:
+    """Why no row of tokens can be learnt by a model from this config, if so."""
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
+        return (
+            f"{config.model_type} is not a causal language model in Transformers; use one that "
+            "AutoModelForCausalLM knows, as gpt2 or llama"
+        )
+    if vocab_size(config) is None:
+        return f"{config.model_type} has no vocab_size of its own: it is no model of text; use a causal language model"
+    return None
+
+
+def _named(settings: Settings) -> str:
+    """The flags that name the model."""
+    named = ("model_name_or_path", "config_name", "model_type", "config_overrides")
+    return " ".join(f"--{name} {value}" for name in named if (value := getattr(settings, name)))
+
+
 def build_model(settings: Settings) -> PreTrainedModel:
     """Builds or loads the model with parameters of `settings.dtype`, whatever dtype they were saved in.
 
@@ -129,8 +163,10 @@ def build_model(settings: Settings) -> PreTrainedModel:
     config, dtype = load_config(settings), getattr(torch, settings.dtype)
     attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
     if settings.model_name_or_path:
+        whole = AutoConfig.from_pretrained(settings.model_name_or_path)
+        names = {"key_mapping": TEXT_PART} if type(whole) is not type(config) else {}
         model = AutoModelForCausalLM.from_pretrained(
-            settings.model_name_or_path, config=config, dtype=dtype, **attention
+            settings.model_name_or_path, config=config, dtype=dtype, **attention, **names
         )
     else:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)

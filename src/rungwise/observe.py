@@ -100,8 +100,9 @@ class ForwardNotes:
             block = Block()
             self.blocks.append(block)
             self._hook(module.register_forward_hook(self._run_noter(block)))
-            # A block's own hooks stay outside its checkpoint; its first part runs again inside.
-            self._hook(next(module.children()).register_forward_hook(self._recompute_noter(block)))
+            # A block's own hooks stay outside its checkpoint; its first part runs again inside. It may be the last one
+            # to run, in which recomputing stops as soon as it has what backward needs: its beginning is noted.
+            self._hook(next(module.children()).register_forward_pre_hook(self._recompute_noter(block)))
 
     def _enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._in_forward = True
@@ -113,7 +114,9 @@ class ForwardNotes:
         self._in_forward = False
 
     def _dtype_noter(self, name: str) -> Callable[..., None]:
-        def note(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            # A router may be a linear layer that gives back what it chose, too.
+            output = output[0] if isinstance(output, tuple) else output
             self.dtypes.setdefault(name, set()).add(output.dtype)
 
         return note

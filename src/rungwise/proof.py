@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 from .compiler import CompileRecord
 from .forward_proof import ForwardProof
 from .loop import Step
+from .probe import check_causal
 from .settings import Settings
+from .techniques import device_type
 from .update_proof import UpdateProof
 
 
@@ -37,6 +39,7 @@ class Proof:
         compiled: CompileRecord | None,
     ):
         self.evidence: dict[str, Any] = {}
+        self._causal = check_causal(model, settings.block_size, device_type(settings) == "cpu")
         self._forward = ForwardProof(model, accelerator, settings, compiled)
         self._update = UpdateProof(model, optimizer, accelerator, settings)
         self._missing: list[str] = []
@@ -63,7 +66,7 @@ class Proof:
         if not self.decided and step.tokens:
             if not self.evidence:
                 self._missing += self._forward.missing(step)
-                self.evidence = self._forward.evidence()
+                self.evidence = {**self._forward.evidence(), "causal": self._causal}
                 self._forward.close()
             self._missing += self._update.missing(step)
             self.evidence |= self._update.evidence()
