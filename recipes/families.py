@@ -154,7 +154,7 @@ def judge(technique: str, result: dict[str, Any], baseline: dict[str, Any]) -> C
             return Cell(f"refused: its own code does not run under autocast: {reason}")
         kind = "refused" if REFUSED.match(reason) else "skipped" if result["status"] == "skipped" else "failed"
         return Cell(f"{kind}: {REFUSED.sub('', reason, count=1)}")
-    if technique == "accumulation" and baseline["evidence"]["dropout"]:
+    if technique == "accumulation" and baseline["evidence"].get("dropout"):
         return Cell("ok: it draws other numbers for other batches, losses are not compared")
     losses = zip(result["loss"]["trajectory"], baseline["loss"]["trajectory"], strict=True)
     distances = [abs(loss / expected - 1) for loss, expected in losses]

@@ -114,9 +114,9 @@ def test_the_tables_that_are_shipped_are_of_these_families():
     assert len([row for row in whole.splitlines() if row.startswith("| ")]) - 2 == int(line.split()[1])
 
 
-# Of each kind one: latent and windowed attention with layers of their own sizes, experts, a scan beside attention,
-# linear attention, a recurrence, hashes, an encoder made a decoder, half of an encoder-decoder, the text part of a model
-# that sees; and of what is refused: a loss of its own, a leak, a config that makes no model.
+# Of each kind one: latent attention and experts, layers of their own sizes, a scan beside attention, linear attention,
+# a recurrence, an encoder made a decoder, the text part of a model that sees; and of what is refused: a loss of its
+# own, a leak, a config that makes no model.
 SAMPLE = {
     "deepseek_v3": "ok",
     "gemma4_text": "ok",
@@ -140,7 +140,7 @@ def test_a_sample_of_all_families_is_trained_or_refused_in_words(model_type, tmp
     assert {cell.text for cell in tried.cells.values()} <= {"ok"}
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_next", "jamba", "lfm2"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_next", "jamba", "olmo_hybrid"])
 def test_a_small_model_has_a_layer_of_each_kind(model_type):
     whole, small = CONFIG_MAPPING[model_type](), small_config(model_type)
     assert set(small.layer_types) == set(whole.layer_types) and len(set(small.layer_types)) > 1
@@ -154,9 +154,8 @@ def test_a_small_model_shares_heads_of_keys_where_the_whole_does():
 
 def test_tables_and_counts_say_what_came_of_each_family():
     one, other, last = (Family(name, name) for name in ("llama", "bart", "bert"))
-    ok = Tried(
-        "ok", cells={"bf16": Cell("ok", 1e-3), "accumulation": Cell("ok", 2e-7), "checkpointing": Cell("ok", 0)}
-    )
+    cells = {"bf16": Cell("ok", 1e-3), "accumulation": Cell("ok", 2e-7), "checkpointing": Cell("ok", 0.0)}
+    ok = Tried("ok", cells=cells)
     rows = {
         other: Tried("refused", "BartForCausalLM ignores a | sign, so that it is of no use"),
         one: ok,
@@ -167,16 +166,13 @@ def test_tables_and_counts_say_what_came_of_each_family():
         "1 refused: it ignores a | sign."
     )
     lines = whole_table(rows, EAGER, "(there)").splitlines()
-    assert (
-        "| bart | `BartForCausalLM` | refused: BartForCausalLM ignores a \\| sign, so that it is of no use |  |  |  |"
-        in lines
-    )
+    refused = "refused: BartForCausalLM ignores a \\| sign, so that it is of no use"
+    assert f"| bart | `BartForCausalLM` | {refused} |  |  |  |" in lines
     assert "| bert | `BertLMHeadModel` | ok, draws random numbers, trains 50.0% | ok | ok | ok |" in lines
     assert "| llama | `LlamaForCausalLM` | ok | ok | ok | ok |" in lines
     assert "relative to it: bf16 1.0e-03 (step 1), accumulation 2.0e-07, checkpointing 0.0e+00." in "\n".join(lines)
-    named = table_of_named(
-        {FAMILIES[0]: dataclasses.replace(ok, cells={**ok.cells, "compile": Cell("ok: 1 graph")})}, families.TECHNIQUES
-    )
+    compiled = dataclasses.replace(ok, cells={**cells, "compile": Cell("ok: 1 graph")})
+    named = table_of_named({FAMILIES[0]: compiled}, families.TECHNIQUES)
     assert "| GPT-2 | `GPT2LMHeadModel` | ok | ok | ok | ok: 1 graph |" in named.splitlines()
 
 

@@ -80,7 +80,7 @@ def test_attention_implementation(attention):
         ({"attn_implementation": "foo"}, "--attn_implementation foo: "),
         (
             {"config_overrides": None, "model_type": "t5"},
-            "--model_type t5: t5 is not a causal language model in Transformers; use one that AutoModelForCausalLM knows",
+            "--model_type t5: t5 is not a causal language model in Transformers; use one that AutoModelForCausalLM",
         ),
         ({"config_overrides": None, "model_type": "vit"}, "--model_type vit: vit is not a causal language model"),
         (
@@ -88,7 +88,7 @@ def test_attention_implementation(attention):
             "--model_type musicgen: musicgen has no vocab_size of its own",
         ),
         (
-            {"config_overrides": "max_position_embeddings=34", "model_type": "roberta"},
+            {"config_overrides": "max_position_embeddings=34", "model_type": "roberta", "block_size": 33},
             "--block_size 33 is longer than the model's 32 positions; use --block_size 32 or less",
         ),
         ({"block_size": 33}, "--block_size 33 is longer than the model's 32 positions; use --block_size 32 or less"),

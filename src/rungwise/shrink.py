@@ -32,6 +32,9 @@ _SIZES = {
         r"d_model|n_embd|lru_width": 32,
         r"(.*_)?(num_experts|n_routed_experts|local_experts|zero_expert_num)": 4,
         r"num_experts_per_tok(en)?|moe_top_?k|moe_k|top_k_experts": 2,
+        # Every second layer is of the other kind; the first one alone is dense.
+        r".*_layer_period|.*_layer_interval|full_attention_interval|layer_group_size": 2,
+        r".*_layer_offset|first_k_dense_replace|num_dense_layers|moe_layer_start_index": 1,
         r"n_group|num_expert_group|topk_group|n_groups": 1,
         r"(.*_)?(sliding_window|window_size|window_len|chunk_size|chunk_length|local_attention)": 16,
     }.items()
@@ -59,6 +62,7 @@ _TOGETHER: dict[str, dict[str, Any]] = {
         "layer_types": None,
     },
     "dots3_note_text": {"head_dim": 32},
+    "flint": {"mlp_only_layers": [0]},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_d_head": 16},
     # The second half of the layers uses the keys and values of the first.
     "gemma3n_text": {
@@ -68,6 +72,12 @@ _TOGETHER: dict[str, dict[str, Any]] = {
         "intermediate_size": [64] * 4,
         "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
     },
+    # Of two layers the second is run over and over.
+    "inkling2_loop_text": {
+        "n_layers_per_attn_res_block": 1,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 2,
+    },
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
@@ -75,6 +85,7 @@ _TOGETHER: dict[str, dict[str, Any]] = {
         "indexer_budget": 16,
         "indexer_compress_ratio": 4,
     },
+    "recurrent_gemma": {"num_hidden_layers": 3},
     # Attention reads the hidden state and the embedding side by side, and is one module for all hybrid layers.
     "zamba": {
         "attention_head_dim": 32,
