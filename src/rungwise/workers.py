@@ -9,6 +9,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 
+# Seconds that an idle process has to leave.
+LEAVING = 5
+
+
 @dataclass(frozen=True)
 class Lost:
     """Why there is no result."""
@@ -30,10 +34,12 @@ class _Worker:
         return self.deadline < float("inf")
 
     def end(self) -> None:
-        """At once if it is busy; an idle one leaves by itself when nobody is there to ask."""
-        if self.busy:
-            self.process.kill()
+        """At once if it is busy; an idle one leaves by itself when nobody is there to ask, or is made to."""
         self.pipe.close()
+        if not self.busy:
+            self.process.join(LEAVING)
+        # What it has run may have left threads behind that never end.
+        self.process.kill()
         self.process.join()
 
 
