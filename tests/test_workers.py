@@ -1,8 +1,10 @@
 """Many arguments in a few processes, of which none takes the others with it."""
 
 import os
+import threading
 import time
 
+from rungwise import workers
 from rungwise.workers import Lost, each
 
 
@@ -14,6 +16,8 @@ def behave(argument):
         raise ValueError("nobody reads this")
     if argument == "hang":
         time.sleep(60)
+    if argument == "linger":
+        threading.Thread(target=time.sleep, args=(60,)).start()
     return argument, os.getpid()
 
 
@@ -31,3 +35,10 @@ def test_a_process_serves_many_arguments():
     found = [result for _, result in each(behave, "abcdef", processes=1, seconds=30)]
     assert [argument for argument, _ in found] == list("abcdef")
     assert len({process for _, process in found}) == 1 and found[0][1] != os.getpid()
+
+
+def test_threads_that_a_process_has_left_behind_hold_up_nobody(monkeypatch):
+    monkeypatch.setattr(workers, "LEAVING", 0.5)
+    started = time.monotonic()
+    assert [result[0] for _, result in each(behave, ["linger"], processes=1, seconds=30)] == ["linger"]
+    assert time.monotonic() - started < 30

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-
 # Seconds that an idle process has to leave.
 LEAVING = 5
 
