@@ -11,11 +11,10 @@ from rungwise.run import check
 from rungwise.rungs import Rung, read_rungs
 
 import pytest
+from harness import ROOT
 from results import result
 
-SHIPPED = sorted(Path("recipes/ladders").glob("*.yaml")) or sorted(
-    (Path(__file__).parents[1] / "recipes/ladders").glob("*")
-)
+SHIPPED = sorted(Path("recipes/ladders").glob("*.yaml")) or sorted((ROOT / "recipes" / "ladders").glob("*"))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])

@@ -12,12 +12,13 @@ from rungwise.report import markdown_table, terminal_table, write_report
 from rungwise.table import COLUMNS, conditions, table
 
 import pytest
+from harness import ROOT
 from matplotlib import image
 from matplotlib import pyplot as plt
 from results import result, rung
 
 # A default ladder of this repository, as `python recipes/ladder.py` left it.
-COMMITTED = Path(__file__).parent / "data" / "ladder"
+COMMITTED = ROOT / "tests" / "stored" / "ladder"
 
 
 def test_changes_against_the_first_and_the_rung_before():
@@ -115,7 +116,7 @@ def test_the_claims_of_the_readme_hold_in_the_committed_results(reported):
 
 def test_the_readme_shows_the_committed_results(reported):
     _, report = reported
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "\n".join(markdown_table(report)) in readme
 
 

@@ -62,7 +62,7 @@ def test_every_command_prints_so(monkeypatch, name):
 
 def test_a_real_report_on_a_terminal_that_knows_ascii_alone(tmp_path):
     """The files are UTF-8 all the same."""
-    shutil.copytree(ROOT / "tests" / "data" / "ladder", tmp_path / "ladder")
+    shutil.copytree(ROOT / "tests" / "stored" / "ladder", tmp_path / "ladder")
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     command = [sys.executable, str(ROOT / "recipes" / "ladder.py"), "--report_only", str(tmp_path / "ladder")]
     done = subprocess.run(command, env=environment, capture_output=True, timeout=300, check=False)
