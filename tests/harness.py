@@ -17,8 +17,8 @@ from rungwise.meter import StepMeter
 from rungwise.models import build_model
 from rungwise.order import RowOrder
 from rungwise.proof import InactiveTechnique, Proof
-from rungwise.resolve import parse
-from rungwise.settings import Settings
+from rungwise.settings.fields import Settings
+from rungwise.settings.parse import parse
 from rungwise.techniques import apply_checkpointing, apply_compile, apply_lora, build_accelerator, build_optimizer
 
 import torch

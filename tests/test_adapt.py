@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 from rungwise import tracking
-from rungwise.settings import FIELDS
+from rungwise.settings.fields import FIELDS
 from rungwise.techniques import UnavailableTechnique
 
 import pytest

@@ -9,7 +9,7 @@ from rungwise.compiler_cache import CompilerCache
 from rungwise.models import build_model, save_model
 from rungwise.proof import InactiveTechnique
 from rungwise.run import check
-from rungwise.settings import COMPILE_MODES
+from rungwise.settings.fields import COMPILE_MODES
 from rungwise.techniques import UnavailableTechnique, apply_checkpointing, apply_compile
 
 import pytest

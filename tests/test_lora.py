@@ -2,7 +2,7 @@
 
 from rungwise import memory
 from rungwise.models import build_model, save_model
-from rungwise.resolve import parse
+from rungwise.settings.parse import parse
 from rungwise.techniques import UnavailableTechnique, apply_lora, problems
 
 import pytest

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from . import checkpoint, data, eager_run, float32, models, sharding, techniques, toolchain, tracking
 from .problems import SettingsError
 from .ranks import exit_on_problems
-from .resolve import parse
-from .settings import FIELDS, OWN, Settings
+from .settings.fields import FIELDS, OWN, Settings
+from .settings.parse import parse
 from .techniques import device_type
 from .terminal import print_anything
 

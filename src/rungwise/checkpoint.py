@@ -22,7 +22,7 @@ from .outcome import lost_a_rank, outcome
 from .problems import SettingsError
 from .result import Record
 from .saved import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
-from .settings import Settings
+from .settings.fields import Settings
 
 FLAG = "--resume_from_checkpoint"
 _MEND = "give a checkpoint-N folder that is whole, or start anew without it"

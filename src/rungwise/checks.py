@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compare import OWNERS, RungResult, distances, pairs
-from .settings import COMPUTE_DTYPES
+from .settings.fields import COMPUTE_DTYPES
 
 SAVED_BY_BF16 = 0.30
 SAVED_BY_CHECKPOINTING = 0.30

@@ -12,7 +12,7 @@ from typing import Any
 
 from .comparable import why_not_comparable
 from .result import read_result
-from .settings import compute_precision
+from .settings.fields import compute_precision
 from .spread import Spread, disturbance
 
 OWNERS = ("parameters", "gradients", "optimizer_state", "buffers", "activations")

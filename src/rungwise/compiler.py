@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .compiler_cache import CompilerCache
-from .settings import Settings
+from .settings.fields import Settings
 
 
 class CompileRecord:

@@ -19,7 +19,7 @@ from .models import load_config
 from .order import EvaluationRows, Row, RowOrder, StreamedRows, labels_of
 from .probe import vocab_size
 from .problems import SettingsError
-from .settings import Settings
+from .settings.fields import Settings
 from .sources import (
     STDLIB,
     Source,

@@ -5,7 +5,7 @@ from typing import Any
 
 from .compare import RungResult, break_even, differing
 from .result import read_result
-from .settings import Settings
+from .settings.fields import Settings
 
 
 def problems(settings: Settings) -> list[str]:

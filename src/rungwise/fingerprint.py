@@ -14,7 +14,7 @@ import datasets
 from .data import SYNTHETIC, SYNTHETIC_ROWS
 from .models import load_config
 from .order import StreamedRows
-from .settings import Settings
+from .settings.fields import Settings
 from .sources import STDLIB, Source, load_arguments, readable, split_of, stdlib_files, training_source
 from .sources import validation_source as given_validation
 

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from .settings import Settings
+from .settings.fields import Settings
 
 # Read by oneDNN, which multiplies on the CPU; the first that is set counts.
 ONEDNN = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")

@@ -12,7 +12,7 @@ from .compiler import CompileRecord
 from .loop import Step
 from .models import CausalLMLoss
 from .observe import ForwardNotes, checkpointable_blocks
-from .settings import COMPUTE_DTYPES, Settings
+from .settings.fields import COMPUTE_DTYPES, Settings
 
 # With less of the compiled modules' parameters in compiled code, most of the model fell back to eager.
 LEAST_COMPILED = 0.5

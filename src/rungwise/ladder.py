@@ -25,7 +25,7 @@ from .processes import end_processes, last_words, wait_for
 from .result import read_result, write_json
 from .run import check
 from .rungs import ONE_PROCESS, Rung
-from .settings import Settings
+from .settings.fields import Settings
 
 ROOT = Path(__file__).parents[2]
 MEND = "give another --output_dir, or --fresh to start it anew"

@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from .settings import COMPUTE_DTYPES
+from .settings.fields import COMPUTE_DTYPES
 from .spread import disturbance
 
 # Fewer timed steps than this are not enough to claim a speed.

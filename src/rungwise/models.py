@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from .probe import longest_row, text_config, vocab_size
 from .problems import closest
-from .settings import Settings
+from .settings.fields import Settings
 
 # How the text part of a model that reads images or sound, too, is called in its weights, and what it is called alone.
 TEXT_PART = {

@@ -14,7 +14,7 @@ from .compiler import CompileRecord
 from .forward_proof import ForwardProof
 from .loop import Step
 from .probe import check_causal
-from .settings import Settings
+from .settings.fields import Settings
 from .techniques import device_type
 from .update_proof import UpdateProof
 

@@ -12,7 +12,7 @@ from filelock import FileLock
 from .loop import Step
 from .memory import MIB
 from .meter import throughput
-from .settings import Settings
+from .settings.fields import Settings
 
 SCHEMA = 1
 # The reason in a result file until its run has ended.

@@ -26,7 +26,7 @@ from .outcome import lost_a_rank, outcome
 from .proof import Proof
 from .result import Record, write_reason
 from .served import Served
-from .settings import Settings
+from .settings.fields import Settings
 from .signals import Signals, Terminated
 
 __all__ = ["Run", "check", "configure", "exit_on_problems"]

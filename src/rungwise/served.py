@@ -5,7 +5,7 @@ from pathlib import Path
 from . import ranks
 from .proof import InactiveTechnique, Proof
 from .result import Record
-from .settings import Settings
+from .settings.fields import Settings
 
 
 class Served:

@@ -13,7 +13,7 @@ import datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .problems import SettingsError
-from .settings import Settings
+from .settings.fields import Settings
 
 STDLIB = "python-stdlib"
 # The reader of a file by its suffix; any other file is plain text, a row a line.

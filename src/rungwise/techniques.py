@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from . import autocast, cpu_matmul, float32, sharding, threads
 from .compiler import CompileRecord
 from .environment import device_name, measured_accelerator, native_precision
-from .settings import Settings
+from .settings.fields import Settings
 
 
 class UnavailableTechnique(RuntimeError):

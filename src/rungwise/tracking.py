@@ -11,7 +11,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
 from .result import PREFIXES
-from .settings import Settings
+from .settings.fields import Settings
 
 EXTRAS = {"wandb": "wandb", "trackio": "rungwise[trackio]", "tensorboard": "rungwise[tensorboard]"}
 

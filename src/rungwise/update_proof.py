@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from .loop import Step
 from .observe import UpdateNotes
-from .settings import Settings
+from .settings.fields import Settings
 
 # How far the norm of the gradients that the optimizer gets may be from the one reported: rounding of half precision.
 TOLERANCE = 0.02

@@ -3,9 +3,9 @@
 import dataclasses
 import json
 
-from rungwise import resolve
-from rungwise.resolve import parse
-from rungwise.settings import FIELDS, Settings
+from rungwise.settings import parse as resolve
+from rungwise.settings.fields import FIELDS, Settings
+from rungwise.settings.parse import parse
 
 import pytest
 from hypothesis import assume, given

@@ -8,8 +8,8 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from .problems import closest
-from .settings import CHECKPOINTING_KWARGS, FIELDS, HINTS
+from ..problems import closest
+from .fields import CHECKPOINTING_KWARGS, FIELDS, HINTS
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

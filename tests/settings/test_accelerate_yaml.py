@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rungwise import config_file
-from rungwise.config_file import read
-from rungwise.flags import checked
+from rungwise.settings import accelerate_yaml as config_file
+from rungwise.settings.accelerate_yaml import read
+from rungwise.settings.cli import checked
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file

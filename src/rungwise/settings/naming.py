@@ -2,7 +2,7 @@
 
 import re
 
-from .settings import Settings
+from .fields import Settings
 
 
 def made_name(settings: Settings) -> str:

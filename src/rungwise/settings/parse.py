@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 from accelerate.commands.config.config_args import default_config_file
 
-from . import config_file
-from .flags import checked, read_flags
+from . import accelerate_yaml as config_file
+from .cli import checked, read_flags
+from .fields import FIELDS, Settings
 from .naming import made_name
-from .settings import FIELDS, Settings
 
 
 def parse(
