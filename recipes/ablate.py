@@ -10,7 +10,7 @@ To train your own model on your own data, copy this file and change the lines th
 from collections.abc import Sequence
 from pathlib import Path
 
-from rungwise.data import build_dataloader, build_datasets, build_eval_dataloader
+from rungwise.data.loader import build_dataloader, build_datasets, build_eval_dataloader
 from rungwise.loop import evaluate, train
 from rungwise.models import build_model, save_model
 from rungwise.run import Run, configure, exit_on_problems

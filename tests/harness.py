@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rungwise.data import build_dataloader, build_dataset
+from rungwise.data.loader import build_dataloader, build_dataset
+from rungwise.data.sampling import RowOrder
 from rungwise.loop import Step, train
 from rungwise.memory import local
 from rungwise.meter import StepMeter
 from rungwise.models import build_model
-from rungwise.order import RowOrder
 from rungwise.proof import InactiveTechnique, Proof
 from rungwise.settings.fields import Settings
 from rungwise.settings.parse import parse

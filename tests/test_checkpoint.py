@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from rungwise import checkpoint, saved
-from rungwise.data import build_dataloader, build_datasets
-from rungwise.fingerprint import describe
+from rungwise.data.fingerprint import describe
+from rungwise.data.loader import build_dataloader, build_datasets
 from rungwise.loop import Step
 from rungwise.problems import SettingsError
 from rungwise.run import check

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rungwise.data import build_dataloader, build_dataset
+from rungwise.data.loader import build_dataloader, build_dataset
 
 import pytest
 import torch

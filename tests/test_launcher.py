@@ -131,7 +131,7 @@ ONE_IS_REFUSED = """
 import os, time
 if os.environ.get("RANK") == "1":
     import rungwise.data
-    rungwise.data.problems = lambda settings: ["--train_file book.txt: no such file"]
+    rungwise.data.loader.problems = lambda settings: ["--train_file book.txt: no such file"]
 elif "RANK" in os.environ:
     import rungwise.run
     rungwise.run.Run.__enter__ = lambda run: time.sleep(60)

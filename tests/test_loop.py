@@ -9,10 +9,10 @@ import math
 from types import SimpleNamespace
 
 from rungwise import cpu_matmul, techniques
-from rungwise.data import build_dataloader
+from rungwise.data.loader import build_dataloader
+from rungwise.data.sampling import RowOrder
 from rungwise.loop import DataEnded, Diverged, train
 from rungwise.meter import StepMeter
-from rungwise.order import RowOrder
 
 import pytest
 import torch
@@ -190,7 +190,7 @@ def test_windows_that_carry_no_loss_leave_the_training_of_the_others(monkeypatch
     rows = masked_rows(settings, windows=(1, 4))
     losses = train_tiny(settings, rows).losses
     learnt = [row for row in RowOrder(96, 96, settings.seed) if (rows[row]["labels"] != -100).any()]
-    monkeypatch.setattr("rungwise.data.RowOrder", lambda count, total, seed: range(total))
+    monkeypatch.setattr("rungwise.data.loader.RowOrder", lambda count, total, seed: range(total))
     others = train_tiny(dataclasses.replace(settings, max_steps=4), rows.select(learnt)).losses
     assert [loss for loss in losses if not math.isnan(loss)] == others
 

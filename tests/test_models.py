@@ -3,7 +3,7 @@
 import dataclasses
 
 from rungwise import models
-from rungwise.data import build_datasets
+from rungwise.data.loader import build_datasets
 from rungwise.models import build_model, default_config, load_config, save_model
 from rungwise.probe import vocab_size
 from rungwise.shrink import shrink

@@ -4,7 +4,8 @@ import dataclasses
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from . import checkpoint, data, eager_run, float32, models, sharding, techniques, toolchain, tracking
+from . import checkpoint, eager_run, float32, models, sharding, techniques, toolchain, tracking
+from .data import loader as data
 from .problems import SettingsError
 from .ranks import exit_on_problems
 from .settings.fields import FIELDS, OWN, Settings

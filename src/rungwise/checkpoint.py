@@ -15,8 +15,9 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object, load
 from torch.optim.lr_scheduler import LRScheduler
 
-from . import fingerprint, ranks
+from . import ranks
 from .compare import NAMING
+from .data import fingerprint
 from .loop import Step
 from .outcome import lost_a_rank, outcome
 from .problems import SettingsError

@@ -18,8 +18,8 @@ import psutil
 from filelock import FileLock, Timeout
 
 from .comparable import differences
+from .data.fingerprint import changes, fingerprints
 from .environment import machine
-from .fingerprint import changes, fingerprints
 from .problems import SettingsError
 from .processes import end_processes, last_words, wait_for
 from .result import read_result, write_json

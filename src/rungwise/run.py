@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from . import checkpoint, console, eager_run, ranks, tracking
 from .call import check, configure, exit_on_problems
 from .compiler import CompileRecord
+from .data.fingerprint import describe as describe_data
 from .environment import describe
 from .files import Files
-from .fingerprint import describe as describe_data
 from .loop import Step
 from .memory import MemoryMeter
 from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row

@@ -12,7 +12,7 @@ import numpy as np
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
-from .settings.fields import Settings
+from ..settings.fields import Settings
 from .sources import Text
 
 Columns = dict[str, list[Any]]

@@ -1,7 +1,7 @@
 """The rows of a run: the same however they are split, held out from training where they are evaluated on."""
 
-from rungwise.data import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
-from rungwise.order import StreamedRows
+from rungwise.data.loader import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
+from rungwise.data.sampling import StreamedRows
 from rungwise.problems import SettingsError
 
 import pandas

@@ -12,8 +12,8 @@ from typing import Any
 import datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from .problems import SettingsError
-from .settings.fields import Settings
+from ..problems import SettingsError
+from ..settings.fields import Settings
 
 STDLIB = "python-stdlib"
 # The reader of a file by its suffix; any other file is plain text, a row a line.

@@ -2,10 +2,10 @@
 
 import os
 
-from rungwise import fingerprint, sources
-from rungwise.data import build_datasets
-from rungwise.fingerprint import describe, fingerprints
-from rungwise.sources import Source, load_text
+from rungwise.data import fingerprint, sources
+from rungwise.data.fingerprint import describe, fingerprints
+from rungwise.data.loader import build_datasets
+from rungwise.data.sources import Source, load_text
 
 import pytest
 from harness import LINES, file_settings, tiny_settings

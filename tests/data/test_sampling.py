@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from rungwise.order import EvaluationRows, RowOrder, StreamedRows, labels_of, shuffled
+from rungwise.data.sampling import EvaluationRows, RowOrder, StreamedRows, labels_of, shuffled
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_a_stream_is_repeated_in_another_order(count, total, seed):
 
 
 def test_a_stream_reads_no_further_than_it_must(monkeypatch):
-    monkeypatch.setattr("rungwise.order.SHUFFLE_BUFFER", 8)
+    monkeypatch.setattr("rungwise.data.sampling.SHUFFLE_BUFFER", 8)
     read = []
 
     def rows():

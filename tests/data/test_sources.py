@@ -2,9 +2,9 @@
 
 import time
 
-from rungwise import data
+from rungwise.data import loader as data
+from rungwise.data.sources import Source, load_text, training_source
 from rungwise.problems import SettingsError
-from rungwise.sources import Source, load_text, training_source
 
 import pandas
 import pytest

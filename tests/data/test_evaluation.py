@@ -1,6 +1,6 @@
 """The loss of held-out rows: what it is, and that it changes nothing else."""
 
-from rungwise.data import build_eval_dataloader
+from rungwise.data.loader import build_eval_dataloader
 from rungwise.loop import evaluate
 
 import pytest

@@ -11,10 +11,10 @@ from typing import Any
 
 import datasets
 
-from .data import SYNTHETIC, SYNTHETIC_ROWS
-from .models import load_config
-from .order import StreamedRows
-from .settings.fields import Settings
+from ..models import load_config
+from ..settings.fields import Settings
+from .loader import SYNTHETIC, SYNTHETIC_ROWS
+from .sampling import StreamedRows
 from .sources import STDLIB, Source, load_arguments, readable, split_of, stdlib_files, training_source
 from .sources import validation_source as given_validation
 

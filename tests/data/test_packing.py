@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rungwise.data import build_dataset
-from rungwise.sources import Source, load_text, load_tokenizer, stdlib_files
-from rungwise.text import encoder, map_rows, packer, padder, stream_rows
+from rungwise.data.loader import build_dataset
+from rungwise.data.packing import encoder, map_rows, packer, padder, stream_rows
+from rungwise.data.sources import Source, load_text, load_tokenizer, stdlib_files
 
 import numpy as np
 import pytest

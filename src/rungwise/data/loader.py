@@ -15,11 +15,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase, default_data_collator
 
-from .models import load_config
-from .order import EvaluationRows, Row, RowOrder, StreamedRows, labels_of
-from .probe import vocab_size
-from .problems import SettingsError
-from .settings.fields import Settings
+from ..models import load_config
+from ..probe import vocab_size
+from ..problems import SettingsError
+from ..settings.fields import Settings
+from .packing import count_tokens, map_rows, stream_rows
+from .sampling import EvaluationRows, Row, RowOrder, StreamedRows, labels_of
 from .sources import (
     STDLIB,
     Source,
@@ -30,7 +31,6 @@ from .sources import (
     training_source,
     validation_source,
 )
-from .text import count_tokens, map_rows, stream_rows
 
 SYNTHETIC = "synthetic"
 SYNTHETIC_ROWS = 256
