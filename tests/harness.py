@@ -13,8 +13,8 @@ from typing import Any
 from rungwise.data.loader import build_dataloader, build_dataset
 from rungwise.data.sampling import RowOrder
 from rungwise.loop import Step, train
-from rungwise.memory import local
-from rungwise.meter import StepMeter
+from rungwise.metrics.memory import local
+from rungwise.metrics.throughput import StepMeter
 from rungwise.models import build_model
 from rungwise.proof import InactiveTechnique, Proof
 from rungwise.settings.fields import Settings

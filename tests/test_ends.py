@@ -48,7 +48,7 @@ def at(monkeypatch, target, action):
 
 # Everything that the end of a run waits for.
 MAIN = [
-    "rungwise.memory.MemoryMeter.result",
+    "rungwise.metrics.memory.MemoryMeter.result",
     "rungwise.console.Progress.close",
     "traceback.print_exception",
     "rungwise.tracking.Tracker.summary",

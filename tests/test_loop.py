@@ -12,7 +12,7 @@ from rungwise import cpu_matmul, techniques
 from rungwise.data.loader import build_dataloader
 from rungwise.data.sampling import RowOrder
 from rungwise.loop import DataEnded, Diverged, train
-from rungwise.meter import StepMeter
+from rungwise.metrics.throughput import StepMeter
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """LoRA: adapters alone are trained, owned and saved, with every other technique."""
 
-from rungwise import memory
+from rungwise.metrics import memory
 from rungwise.models import build_model, save_model
 from rungwise.settings.parse import parse
 from rungwise.techniques import UnavailableTechnique, apply_lora, problems

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from rungwise.memory import optimizer_state_bytes, tensor_bytes
+from rungwise.metrics.memory import optimizer_state_bytes, tensor_bytes
 from rungwise.observe import checkpointable_blocks, fingerprint
 from rungwise.proof import InactiveTechnique
 from rungwise.techniques import UnavailableTechnique

@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .loop import Step
-from .meter import LEAST_TIMED_STEPS
+from .metrics.throughput import LEAST_TIMED_STEPS
 from .settings.fields import FIELDS, OWN, Settings
 
 WIDTH = 100

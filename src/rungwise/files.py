@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import saved
-from .memory import MIB
+from .metrics.memory import MIB
 from .result import UNFINISHED, Record, plain, read_result
 
 

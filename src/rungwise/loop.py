@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from .meter import StepMeter
+from .metrics.throughput import StepMeter
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from .memory import local
+from .metrics.memory import local
 from .techniques import repeated_blocks
 
 # Elements that a fingerprint reads at a time: it must not show in the peak of memory.

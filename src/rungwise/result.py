@@ -10,8 +10,8 @@ from typing import Any
 from filelock import FileLock
 
 from .loop import Step
-from .memory import MIB
-from .meter import throughput
+from .metrics.memory import MIB
+from .metrics.throughput import throughput
 from .settings.fields import Settings
 
 SCHEMA = 1

@@ -20,8 +20,8 @@ from .data.fingerprint import describe as describe_data
 from .environment import describe
 from .files import Files
 from .loop import Step
-from .memory import MemoryMeter
-from .meter import StepMeter, matmul_flops_per_second, model_flops_per_row
+from .metrics.memory import MemoryMeter
+from .metrics.throughput import StepMeter, matmul_flops_per_second, model_flops_per_row
 from .outcome import lost_a_rank, outcome
 from .proof import Proof
 from .result import Record, write_reason

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 
-from rungwise.meter import StepMeter, matmul_flops_per_second, model_flops_per_row, throughput
+from rungwise.metrics.throughput import StepMeter, matmul_flops_per_second, model_flops_per_row, throughput
 from rungwise.models import default_config
 
 import pytest

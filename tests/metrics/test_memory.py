@@ -2,8 +2,8 @@
 
 from contextlib import nullcontext
 
-from rungwise import memory
-from rungwise.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
+from rungwise.metrics import memory
+from rungwise.metrics.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
 from rungwise.models import build_model, load_config
 from rungwise.techniques import apply_checkpointing, build_optimizer
 
