@@ -14,7 +14,13 @@ from rungwise.data.loader import build_dataloader, build_datasets, build_eval_da
 from rungwise.loop import evaluate, train
 from rungwise.models import build_model, save_model
 from rungwise.run import Run, configure, exit_on_problems
-from rungwise.techniques import apply_checkpointing, apply_compile, apply_lora, build_accelerator, build_optimizer
+from rungwise.techniques.apply import (
+    apply_checkpointing,
+    apply_compile,
+    apply_lora,
+    build_accelerator,
+    build_optimizer,
+)
 
 from accelerate.utils import set_seed
 from transformers import get_scheduler

@@ -5,7 +5,7 @@ import sys
 from contextlib import contextmanager
 
 from rungwise import __version__  # noqa: F401 (sets what PyTorch reads when it is imported)
-from rungwise.proof import InactiveTechnique
+from rungwise.techniques.evidence import InactiveTechnique
 
 import torch
 from accelerate import PartialState

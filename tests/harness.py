@@ -16,10 +16,16 @@ from rungwise.loop import Step, train
 from rungwise.metrics.memory import local
 from rungwise.metrics.throughput import StepMeter
 from rungwise.models import build_model
-from rungwise.proof import InactiveTechnique, Proof
 from rungwise.settings.fields import Settings
 from rungwise.settings.parse import parse
-from rungwise.techniques import apply_checkpointing, apply_compile, apply_lora, build_accelerator, build_optimizer
+from rungwise.techniques.apply import (
+    apply_checkpointing,
+    apply_compile,
+    apply_lora,
+    build_accelerator,
+    build_optimizer,
+)
+from rungwise.techniques.evidence import InactiveTechnique, Proof
 
 import torch
 from accelerate import Accelerator

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rungwise import __version__  # noqa: F401 (sets what PyTorch reads when it is imported)
 from rungwise.data.loader import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
-from rungwise.techniques import build_accelerator
+from rungwise.techniques.apply import build_accelerator
 
 import torch
 from accelerate import PartialState

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from rungwise import tracking
 from rungwise.settings.fields import FIELDS
-from rungwise.techniques import UnavailableTechnique
+from rungwise.techniques.apply import UnavailableTechnique
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
@@ -174,7 +174,7 @@ def test_the_compiler_and_the_tracker_are_given_their_flags(mine, monkeypatch):
         def __init__(self, settings):
             raise UnavailableTechnique(str({name: getattr(settings, name) for name in COMPILER}))
 
-    monkeypatch.setattr("rungwise.techniques.CompileRecord", Compiler)
+    monkeypatch.setattr("rungwise.techniques.apply.CompileRecord", Compiler)
     told = {}
     monkeypatch.setattr(tracking, "build_tracker", lambda settings, config: told.update(config) or tracking.Tracker())
     assert mine(**COMPILER, **TRACKER).reason == str(COMPILER)

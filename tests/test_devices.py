@@ -2,8 +2,11 @@
 
 from types import SimpleNamespace
 
-from rungwise import environment, sharding, techniques, toolchain
+from rungwise import environment
 from rungwise.run import check
+from rungwise.techniques import apply as techniques
+from rungwise.techniques import fsdp as sharding
+from rungwise.techniques import torch_compile as toolchain
 
 import pytest
 import torch

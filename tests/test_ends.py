@@ -13,7 +13,7 @@ from rungwise import ranks
 from rungwise.problems import SettingsError
 from rungwise.result import UNFINISHED
 from rungwise.run import Run, exit_on_problems
-from rungwise.techniques import build_accelerator
+from rungwise.techniques.apply import build_accelerator
 
 import pytest
 from harness import tiny_settings

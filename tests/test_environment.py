@@ -4,9 +4,9 @@ import contextlib
 
 from rungwise import float32
 from rungwise.environment import describe
-from rungwise.proof import InactiveTechnique
 from rungwise.run import check
-from rungwise.techniques import build_accelerator
+from rungwise.techniques.apply import build_accelerator
+from rungwise.techniques.evidence import InactiveTechnique
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ from typing import Any
 from rungwise.loop import Step
 from rungwise.result import Record
 from rungwise.run import Run
-from rungwise.techniques import build_accelerator
+from rungwise.techniques.apply import build_accelerator
 
 import numpy as np
 import pytest

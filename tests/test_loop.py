@@ -8,11 +8,12 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
-from rungwise import cpu_matmul, techniques
 from rungwise.data.loader import build_dataloader
 from rungwise.data.sampling import RowOrder
 from rungwise.loop import DataEnded, Diverged, train
 from rungwise.metrics.throughput import StepMeter
+from rungwise.techniques import apply as techniques
+from rungwise.techniques import cpu_matmul
 
 import pytest
 import torch

@@ -7,7 +7,7 @@ from rungwise.data.loader import build_datasets
 from rungwise.models import build_model, default_config, load_config, save_model
 from rungwise.probe import vocab_size
 from rungwise.shrink import shrink
-from rungwise.techniques import build_accelerator
+from rungwise.techniques.apply import build_accelerator
 
 import pytest
 import torch

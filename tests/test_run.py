@@ -11,10 +11,10 @@ from rungwise import tracking
 from rungwise.console import Progress, settings_block, summary_block
 from rungwise.loop import Diverged, Step
 from rungwise.problems import SettingsError
-from rungwise.proof import InactiveTechnique
 from rungwise.result import Record
 from rungwise.run import Run, configure
-from rungwise.techniques import UnavailableTechnique, build_accelerator
+from rungwise.techniques.apply import UnavailableTechnique, build_accelerator
+from rungwise.techniques.evidence import InactiveTechnique
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from .loop import Diverged, Step
 from .problems import SettingsError
 from .signals import Terminated
-from .techniques import UnavailableTechnique
+from .techniques.apply import UnavailableTechnique
 
 
 def lost_a_rank(error: BaseException | None) -> bool:

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from . import checkpoint, console, eager_run, ranks, tracking
 from .call import check, configure, exit_on_problems
-from .compiler import CompileRecord
 from .data.fingerprint import describe as describe_data
 from .environment import describe
 from .files import Files
@@ -23,11 +22,12 @@ from .loop import Step
 from .metrics.memory import MemoryMeter
 from .metrics.throughput import StepMeter, matmul_flops_per_second, model_flops_per_row
 from .outcome import lost_a_rank, outcome
-from .proof import Proof
 from .result import Record, write_reason
 from .served import Served
 from .settings.fields import Settings
 from .signals import Signals, Terminated
+from .techniques.compile_record import CompileRecord
+from .techniques.evidence import Proof
 
 __all__ = ["Run", "check", "configure", "exit_on_problems"]
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from . import ranks
-from .proof import InactiveTechnique, Proof
 from .result import Record
 from .settings.fields import Settings
+from .techniques.evidence import InactiveTechnique, Proof
 
 
 class Served:

@@ -16,10 +16,13 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from . import autocast, cpu_matmul, float32, sharding, threads
-from .compiler import CompileRecord
-from .environment import device_name, measured_accelerator, native_precision
-from .settings.fields import Settings
+from .. import float32, threads
+from ..environment import device_name, measured_accelerator, native_precision
+from ..settings.fields import Settings
+from . import cpu_matmul
+from . import fsdp as sharding
+from . import grouped_mm_autocast as autocast
+from .compile_record import CompileRecord
 
 
 class UnavailableTechnique(RuntimeError):

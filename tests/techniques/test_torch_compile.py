@@ -3,14 +3,15 @@
 import os
 from pathlib import Path
 
-from rungwise import techniques, toolchain
-from rungwise.compiler import CompileRecord
-from rungwise.compiler_cache import CompilerCache
 from rungwise.models import build_model, save_model
-from rungwise.proof import InactiveTechnique
 from rungwise.run import check
 from rungwise.settings.fields import COMPILE_MODES
-from rungwise.techniques import UnavailableTechnique, apply_checkpointing, apply_compile
+from rungwise.techniques import apply as techniques
+from rungwise.techniques import torch_compile as toolchain
+from rungwise.techniques.apply import UnavailableTechnique, apply_checkpointing, apply_compile
+from rungwise.techniques.compile_record import CompileRecord
+from rungwise.techniques.compiler_cache import CompilerCache
+from rungwise.techniques.evidence import InactiveTechnique
 
 import pytest
 import torch

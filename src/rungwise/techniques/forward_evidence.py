@@ -7,12 +7,12 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from . import float32
-from .compiler import CompileRecord
-from .loop import Step
-from .models import CausalLMLoss
+from .. import float32
+from ..loop import Step
+from ..models import CausalLMLoss
+from ..settings.fields import COMPUTE_DTYPES, Settings
+from .compile_record import CompileRecord
 from .observe import ForwardNotes, checkpointable_blocks
-from .settings.fields import COMPUTE_DTYPES, Settings
 
 # With less of the compiled modules' parameters in compiled code, most of the model fell back to eager.
 LEAST_COMPILED = 0.5

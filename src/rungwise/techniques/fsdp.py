@@ -8,7 +8,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from .settings.fields import COMPUTE_DTYPES, Settings
+from ..settings.fields import COMPUTE_DTYPES, Settings
 
 # How an accelerator is kept from a process.
 HIDDEN_BY = {

@@ -3,7 +3,7 @@
 import sysconfig
 from pathlib import Path
 
-from .settings.fields import Settings
+from ..settings.fields import Settings
 
 
 def problems(settings: Settings, device_type: str) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..settings.fields import Settings
 from .compiler_cache import CompilerCache
-from .settings.fields import Settings
 
 
 class CompileRecord:

@@ -2,9 +2,10 @@
 
 import gc
 
-from rungwise import autocast, techniques
 from rungwise.families import FAMILIES
-from rungwise.proof import InactiveTechnique
+from rungwise.techniques import apply as techniques
+from rungwise.techniques import grouped_mm_autocast as autocast
+from rungwise.techniques.evidence import InactiveTechnique
 
 import pytest
 import torch

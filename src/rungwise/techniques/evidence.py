@@ -10,13 +10,13 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from .compiler import CompileRecord
-from .forward_proof import ForwardProof
-from .loop import Step
-from .probe import check_causal
-from .settings.fields import Settings
-from .techniques import device_type
-from .update_proof import UpdateProof
+from ..loop import Step
+from ..probe import check_causal
+from ..settings.fields import Settings
+from .apply import device_type
+from .compile_record import CompileRecord
+from .forward_evidence import ForwardProof
+from .update_evidence import UpdateProof
 
 
 class InactiveTechnique(RuntimeError):

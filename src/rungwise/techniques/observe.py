@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from .metrics.memory import local
-from .techniques import repeated_blocks
+from ..metrics.memory import local
+from .apply import repeated_blocks
 
 # Elements that a fingerprint reads at a time: it must not show in the peak of memory.
 PIECE = 1 << 18

@@ -3,7 +3,7 @@
 from rungwise.metrics import memory
 from rungwise.models import build_model, save_model
 from rungwise.settings.parse import parse
-from rungwise.techniques import UnavailableTechnique, apply_lora, problems
+from rungwise.techniques.apply import UnavailableTechnique, apply_lora, problems
 
 import pytest
 import torch
@@ -73,5 +73,5 @@ def test_problems(monkeypatch):
     assert "has no effect without --use_peft" in found("--lora_target_modules", "c_attn")[0]
     two = {"WORLD_SIZE": "2"}
     assert "with FSDP has no recipe" in found("--use_peft", environ=two, config="accelerate_configs/fsdp2.yaml")[0]
-    monkeypatch.setattr("rungwise.techniques.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("rungwise.techniques.apply.importlib.util.find_spec", lambda _: None)
     assert problems(tiny_settings("--use_peft")) == ["--use_peft: not installed; pip install 'rungwise[peft]'"]

@@ -3,9 +3,9 @@
 import dataclasses
 
 from rungwise.metrics.memory import optimizer_state_bytes, tensor_bytes
-from rungwise.observe import checkpointable_blocks, fingerprint
-from rungwise.proof import InactiveTechnique
-from rungwise.techniques import UnavailableTechnique
+from rungwise.techniques.apply import UnavailableTechnique
+from rungwise.techniques.evidence import InactiveTechnique
+from rungwise.techniques.observe import checkpointable_blocks, fingerprint
 
 import pytest
 import torch
@@ -275,7 +275,7 @@ def test_a_part_that_is_frozen_by_hand_is_recorded(flags):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_a_fingerprint_is_of_each_bit_in_its_place(dtype, monkeypatch):
-    monkeypatch.setattr("rungwise.observe.PIECE", 7)
+    monkeypatch.setattr("rungwise.techniques.observe.PIECE", 7)
     tensor = torch.arange(50).to(dtype)
     own = fingerprint(tensor)
     assert own == fingerprint(tensor.clone()) == fingerprint(tensor.view(5, 10))
@@ -367,7 +367,7 @@ def test_dropout_is_what_the_model_draws(case):
 def test_watching_for_dropout_changes_no_number(monkeypatch):
     flags = ["--config_overrides", f"{MODEL},resid_pdrop=0.1"]
     watched = run(*flags)
-    monkeypatch.setattr("rungwise.observe._random_state", lambda device: ())
+    monkeypatch.setattr("rungwise.techniques.observe._random_state", lambda device: ())
     assert watched.evidence["dropout"] and watched.losses == run(*flags).losses
 
 

@@ -1,9 +1,9 @@
 """bf16 and fp16 matrix products for CPUs that have no instructions for them.
 
 There PyTorch falls back to a plain loop, so slow for GPT-2's layers that a laptop could not climb the ladder
-(`python -m rungwise.cpu_matmul` measures it). This computes the same products block by block in fp32 and rounds the
-result, which is what the instructions do too. Numbers and memory are those of the dtype asked for; the speed is this
-processor's, and a run says so.
+(`python -m rungwise.techniques.cpu_matmul` measures it). This computes the same products block by block in fp32 and
+rounds the result, which is what the instructions do too. Numbers and memory are those of the dtype asked for; the
+speed is this processor's, and a run says so.
 
 Kernels are replaced as `torch.library.get_kernel` documents it: every other dtype goes on to the original.
 """

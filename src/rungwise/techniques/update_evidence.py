@@ -7,9 +7,9 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
-from .loop import Step
+from ..loop import Step
+from ..settings.fields import Settings
 from .observe import UpdateNotes
-from .settings.fields import Settings
 
 # How far the norm of the gradients that the optimizer gets may be from the one reported: rounding of half precision.
 TOLERANCE = 0.02
