@@ -18,7 +18,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rungwise.checks import STEP_1
 from rungwise.families import FAMILIES, Family, model_types, write_small
 from rungwise.family_tables import (
     Cell,
@@ -31,6 +30,7 @@ from rungwise.family_tables import (
     table_of_named,
     whole_table,
 )
+from rungwise.report.claims import STEP_1
 from rungwise.result import read_result
 from rungwise.terminal import print_anything
 from rungwise.workers import Lost, each

@@ -15,7 +15,7 @@ from pathlib import Path
 from rungwise.climb import Climb
 from rungwise.ladder import Ladder, group_of
 from rungwise.problems import SettingsError
-from rungwise.report import terminal_table, write_report
+from rungwise.report.report import terminal_table, write_report
 from rungwise.rungs import read_rungs
 from rungwise.terminal import print_anything
 

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from rungwise.compare import RungResult
+from rungwise.report.rung_result import RungResult
 
 BASE = {
     "schema": 1,

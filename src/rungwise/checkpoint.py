@@ -16,11 +16,11 @@ from accelerate.utils import broadcast_object_list, gather_object, load
 from torch.optim.lr_scheduler import LRScheduler
 
 from . import ranks
-from .compare import NAMING
 from .data import fingerprint
 from .loop import Step
 from .outcome import lost_a_rank, outcome
 from .problems import SettingsError
+from .report.rung_result import NAMING
 from .result import Record
 from .saved import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
 from .settings.fields import Settings

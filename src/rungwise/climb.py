@@ -10,9 +10,9 @@ from accelerate import PartialState
 
 from .ladder import Ladder
 from .problems import SettingsError
-from .report import Report, terminal_table, write_report
+from .report.report import Report, terminal_table, write_report
+from .report.table import conditions
 from .rungs import Rung
-from .table import conditions
 from .tracking import WandbTracker
 
 ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .compare import RungResult, break_even, differing
+from .report.rung_result import RungResult, break_even, differing
 from .result import read_result
 from .settings.fields import Settings
 

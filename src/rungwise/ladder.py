@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from .comparable import differences
 from .data.fingerprint import changes, fingerprints
 from .environment import machine
 from .problems import SettingsError
 from .processes import end_processes, last_words, wait_for
+from .report.comparable import differences
 from .result import read_result, write_json
 from .run import check
 from .rungs import ONE_PROCESS, Rung

@@ -12,8 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from ..report.spread import disturbance
 from ..settings.fields import COMPUTE_DTYPES
-from ..spread import disturbance
 
 # Fewer timed steps than this are not enough to claim a speed.
 LEAST_TIMED_STEPS = 10

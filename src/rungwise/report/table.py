@@ -3,7 +3,7 @@
 from typing import Any
 
 from .comparable import why_not_comparable
-from .compare import NAMING, OWNERS, RungResult, reference
+from .rung_result import NAMING, OWNERS, RungResult, reference
 from .spread import Spread
 
 COLUMNS = (

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .compare import OWNERS, RungResult, distances, pairs
-from .settings.fields import COMPUTE_DTYPES
+from ..settings.fields import COMPUTE_DTYPES
+from .rung_result import OWNERS, RungResult, distances, pairs
 
 SAVED_BY_BF16 = 0.30
 SAVED_BY_CHECKPOINTING = 0.30

@@ -2,11 +2,11 @@
 
 import json
 
-from rungwise.compare import break_even
-from rungwise.compiled import compiled_lines, compiled_rows
 from rungwise.eager_run import compare, problems
-from rungwise.report import terminal_table, write_report
-from rungwise.spread import Spread
+from rungwise.report.compiled import compiled_lines, compiled_rows
+from rungwise.report.report import terminal_table, write_report
+from rungwise.report.rung_result import break_even
+from rungwise.report.spread import Spread
 
 import pytest
 from harness import tiny_settings

@@ -5,11 +5,11 @@ import json
 import shutil
 from pathlib import Path
 
-from rungwise import pictures
-from rungwise.compare import load
 from rungwise.problems import SettingsError
-from rungwise.report import markdown_table, terminal_table, write_report
-from rungwise.table import COLUMNS, conditions, table
+from rungwise.report import plots as pictures
+from rungwise.report.report import markdown_table, terminal_table, write_report
+from rungwise.report.rung_result import load
+from rungwise.report.table import COLUMNS, conditions, table
 
 import pytest
 from harness import ROOT

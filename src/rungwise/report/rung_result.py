@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..result import read_result
+from ..settings.fields import compute_precision
 from .comparable import why_not_comparable
-from .result import read_result
-from .settings.fields import compute_precision
 from .spread import Spread, disturbance
 
 OWNERS = ("parameters", "gradients", "optimizer_state", "buffers", "activations")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .compare import RungResult, break_even, eager_and_compiled
+from .rung_result import RungResult, break_even, eager_and_compiled
 from .table import longer, step_columns, step_words
 
 HEADS = (

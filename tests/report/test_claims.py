@@ -1,6 +1,13 @@
 """Each check at its bound, just beyond it, and where it cannot be decided."""
 
-from rungwise.checks import ALL_STEPS, ALL_STEPS_COMPILED, STEP_1, STEP_1_ACCUMULATED, STEP_1_COMPILED, run_checks
+from rungwise.report.claims import (
+    ALL_STEPS,
+    ALL_STEPS_COMPILED,
+    STEP_1,
+    STEP_1_ACCUMULATED,
+    STEP_1_COMPILED,
+    run_checks,
+)
 
 import pytest
 import torch

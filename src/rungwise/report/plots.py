@@ -5,7 +5,7 @@ from pathlib import Path
 
 import matplotlib
 
-from .compare import OWNERS, RungResult, eager_and_compiled, pairs
+from .rung_result import OWNERS, RungResult, eager_and_compiled, pairs
 
 matplotlib.use("Agg")
 

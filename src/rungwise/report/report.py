@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .checks import Check, run_checks
-from .compare import OWNERS, RungResult, load
+from ..problems import SettingsError
+from .claims import Check, run_checks
 from .compiled import compiled_lines, compiled_rows
-from .pictures import draw
-from .problems import SettingsError
+from .plots import draw
+from .rung_result import OWNERS, RungResult, load
 from .table import COLUMNS, conditions, step_words, table
 
 PICTURES = {

@@ -6,10 +6,11 @@ import json
 import statistics
 from typing import Any
 
-from rungwise import pictures, report
-from rungwise.compare import OWNERS, RungResult
-from rungwise.report import Report, markdown, markdown_table, terminal_table, write_report
-from rungwise.table import COLUMNS, table
+from rungwise.report import plots as pictures
+from rungwise.report import report
+from rungwise.report.report import Report, markdown, markdown_table, terminal_table, write_report
+from rungwise.report.rung_result import OWNERS, RungResult
+from rungwise.report.table import COLUMNS, table
 
 import pytest
 from hypothesis import HealthCheck, given, settings
