@@ -13,7 +13,7 @@ from pathlib import Path
 from rungwise.data.loader import build_dataloader, build_datasets, build_eval_dataloader
 from rungwise.loop import evaluate, train
 from rungwise.models import build_model, save_model
-from rungwise.run import Run, configure, exit_on_problems
+from rungwise.run.run import Run, configure, exit_on_problems
 from rungwise.techniques.apply import (
     apply_checkpointing,
     apply_compile,

@@ -31,7 +31,7 @@ from rungwise.family_tables import (
     whole_table,
 )
 from rungwise.report.claims import STEP_1
-from rungwise.result import read_result
+from rungwise.run.record import read_result
 from rungwise.terminal import print_anything
 from rungwise.workers import Lost, each
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from rungwise import environment
-from rungwise.run import check
+from rungwise.run.run import check
 from rungwise.techniques import apply as techniques
 from rungwise.techniques import fsdp as sharding
 from rungwise.techniques import torch_compile as toolchain

@@ -4,7 +4,7 @@ import contextlib
 
 from rungwise import float32
 from rungwise.environment import describe
-from rungwise.run import check
+from rungwise.run.run import check
 from rungwise.techniques.apply import build_accelerator
 from rungwise.techniques.evidence import InactiveTechnique
 
@@ -119,7 +119,7 @@ CULPRITS = {
 def test_an_fp32_run_that_would_not_compute_in_fp32_is_refused(name, monkeypatch):
     """And recorded as what it is, where fp32 products have no part in the label."""
     device, context, found, words = CULPRITS[name]
-    monkeypatch.setattr("rungwise.call.device_type", lambda settings: device)
+    monkeypatch.setattr("rungwise.run.configure.device_type", lambda settings: device)
     assert check(FP32)[1] == []
     assert float32.products(device) == "ieee"
     variable, _, value = name.partition("=")

@@ -7,7 +7,7 @@ from pathlib import Path
 from rungwise import models
 from rungwise.families import FAMILIES, Family, small_config
 from rungwise.family_tables import Cell, Tried, counts, in_words, table_of_named, whole_table
-from rungwise.result import read_result
+from rungwise.run.record import read_result
 
 import ablate
 import families

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from rungwise import ladder
 from rungwise.ladder import Ladder, group_of
 from rungwise.problems import SettingsError
-from rungwise.run import check
+from rungwise.run.run import check
 from rungwise.rungs import Rung, read_rungs
 
 import pytest

@@ -5,7 +5,7 @@ import os
 from rungwise.ladder import Ladder
 from rungwise.problems import SettingsError
 from rungwise.processes import last_words
-from rungwise.run import check
+from rungwise.run.run import check
 from rungwise.rungs import Rung
 
 import pytest
@@ -134,7 +134,7 @@ if os.environ.get("RANK") == "1":
     rungwise.data.loader.problems = lambda settings: ["--train_file book.txt: no such file"]
 elif "RANK" in os.environ:
     import rungwise.run
-    rungwise.run.Run.__enter__ = lambda run: time.sleep(60)
+    rungwise.run.run.Run.__enter__ = lambda run: time.sleep(60)
 """
 
 

@@ -4,7 +4,7 @@ from rungwise import probe
 from rungwise.models import build_model
 from rungwise.probe import check_causal, longest_row, vocab_size
 from rungwise.problems import SettingsError
-from rungwise.result import read_result
+from rungwise.run.record import read_result
 from rungwise.shrink import shrink
 
 import ablate

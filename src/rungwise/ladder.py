@@ -22,8 +22,8 @@ from .environment import machine
 from .problems import SettingsError
 from .processes import end_processes, last_words, wait_for
 from .report.comparable import differences
-from .result import read_result, write_json
-from .run import check
+from .run.record import read_result, write_json
+from .run.run import check
 from .rungs import ONE_PROCESS, Rung
 from .settings.fields import Settings
 

@@ -3,13 +3,13 @@
 import json
 
 from rungwise import ladder
-from rungwise.eager_run import compare
 from rungwise.environment import machine
 from rungwise.ladder import Ladder
 from rungwise.problems import SettingsError
 from rungwise.report.comparable import INCIDENTAL, differences, why_not_comparable
 from rungwise.report.report import write_report
 from rungwise.report.rung_result import RungResult
+from rungwise.run.eager_run import compare
 
 import pytest
 from results import result, rung

@@ -2,11 +2,11 @@
 
 import json
 
-from rungwise.eager_run import compare, problems
 from rungwise.report.compiled import compiled_lines, compiled_rows
 from rungwise.report.report import terminal_table, write_report
 from rungwise.report.rung_result import break_even
 from rungwise.report.spread import Spread
+from rungwise.run.eager_run import compare, problems
 
 import pytest
 from harness import tiny_settings

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from rungwise.models import build_model, save_model
-from rungwise.run import check
+from rungwise.run.run import check
 from rungwise.settings.fields import COMPILE_MODES
 from rungwise.techniques import apply as techniques
 from rungwise.techniques import torch_compile as toolchain

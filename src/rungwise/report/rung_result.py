@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..result import read_result
+from ..run.record import read_result
 from ..settings.fields import compute_precision
 from .comparable import why_not_comparable
 from .spread import Spread, disturbance

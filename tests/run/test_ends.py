@@ -9,10 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-from rungwise import ranks
 from rungwise.problems import SettingsError
-from rungwise.result import UNFINISHED
-from rungwise.run import Run, exit_on_problems
+from rungwise.run import rank_errors as ranks
+from rungwise.run.record import UNFINISHED
+from rungwise.run.run import Run, exit_on_problems
 from rungwise.techniques.apply import build_accelerator
 
 import pytest
@@ -49,13 +49,13 @@ def at(monkeypatch, target, action):
 # Everything that the end of a run waits for.
 MAIN = [
     "rungwise.metrics.memory.MemoryMeter.result",
-    "rungwise.console.Progress.close",
+    "rungwise.run.console.Progress.close",
     "traceback.print_exception",
     "rungwise.tracking.Tracker.summary",
     "rungwise.tracking.Tracker.finish",
-    "rungwise.console.summary_block",
+    "rungwise.run.console.summary_block",
 ]
-WRITING = {"0": "rungwise.run.Record.write", "1": "rungwise.ranks.write_reason"}
+WRITING = {"0": "rungwise.run.run.Record.write", "1": "rungwise.run.rank_errors.write_reason"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -8,11 +8,11 @@ import signal
 from pathlib import Path
 
 from rungwise import tracking
-from rungwise.console import Progress, settings_block, summary_block
 from rungwise.loop import Diverged, Step
 from rungwise.problems import SettingsError
-from rungwise.result import Record
-from rungwise.run import Run, configure
+from rungwise.run.console import Progress, settings_block, summary_block
+from rungwise.run.record import Record
+from rungwise.run.run import Run, configure
 from rungwise.techniques.apply import UnavailableTechnique, build_accelerator
 from rungwise.techniques.evidence import InactiveTechnique
 
@@ -89,10 +89,10 @@ def test_a_real_allocation_that_fails_is_out_of_memory(settings):
 
 
 POINTS = {
-    "the record": "rungwise.result.Record.add",
-    "the file": "rungwise.files.plain",
+    "the record": "rungwise.run.record.Record.add",
+    "the file": "rungwise.run.files.plain",
     "the tracker": "rungwise.tracking.Tracker.log",
-    "the terminal": "rungwise.console.Progress.show",
+    "the terminal": "rungwise.run.console.Progress.show",
 }
 
 

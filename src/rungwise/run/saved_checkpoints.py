@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .settings.fields import Settings
+from ..settings.fields import Settings
 
 LATEST = "latest"
 # What is in a checkpoint beside Accelerate's files; written last, so that a folder without it is none.

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import saved
-from .metrics.memory import MIB
-from .result import UNFINISHED, Record, plain, read_result
+from ..metrics.memory import MIB
+from . import saved_checkpoints as saved
+from .record import UNFINISHED, Record, plain, read_result
 
 
 class Files:

@@ -15,15 +15,15 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object, load
 from torch.optim.lr_scheduler import LRScheduler
 
-from . import ranks
-from .data import fingerprint
-from .loop import Step
-from .outcome import lost_a_rank, outcome
-from .problems import SettingsError
-from .report.rung_result import NAMING
-from .result import Record
-from .saved import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
-from .settings.fields import Settings
+from ..data import fingerprint
+from ..loop import Step
+from ..problems import SettingsError
+from ..report.rung_result import NAMING
+from ..settings.fields import Settings
+from . import rank_errors as ranks
+from .record import Record
+from .saved_checkpoints import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
+from .status import lost_a_rank, outcome
 
 FLAG = "--resume_from_checkpoint"
 _MEND = "give a checkpoint-N folder that is whole, or start anew without it"

@@ -7,12 +7,13 @@ import os
 import shutil
 from pathlib import Path
 
-from rungwise import checkpoint, saved
 from rungwise.data.fingerprint import describe
 from rungwise.data.loader import build_dataloader, build_datasets
 from rungwise.loop import Step
 from rungwise.problems import SettingsError
-from rungwise.run import check
+from rungwise.run import checkpoint
+from rungwise.run import saved_checkpoints as saved
+from rungwise.run.run import check
 
 import ablate
 import pytest

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rungwise.loop import Step
-from rungwise.result import Record
-from rungwise.run import Run
+from rungwise.run.record import Record
+from rungwise.run.run import Run
 from rungwise.techniques.apply import build_accelerator
 
 import numpy as np

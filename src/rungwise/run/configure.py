@@ -4,17 +4,18 @@ import dataclasses
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from . import checkpoint, eager_run, float32, models, tracking
-from .data import loader as data
-from .problems import SettingsError
-from .ranks import exit_on_problems
-from .settings.fields import FIELDS, OWN, Settings
-from .settings.parse import parse
-from .techniques import apply as techniques
-from .techniques import fsdp as sharding
-from .techniques import torch_compile as toolchain
-from .techniques.apply import device_type
-from .terminal import print_anything
+from .. import float32, models, tracking
+from ..data import loader as data
+from ..problems import SettingsError
+from ..settings.fields import FIELDS, OWN, Settings
+from ..settings.parse import parse
+from ..techniques import apply as techniques
+from ..techniques import fsdp as sharding
+from ..techniques import torch_compile as toolchain
+from ..techniques.apply import device_type
+from ..terminal import print_anything
+from . import checkpoint, eager_run
+from .rank_errors import exit_on_problems
 
 
 def check(

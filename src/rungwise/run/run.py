@@ -13,21 +13,23 @@ from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
-from . import checkpoint, console, eager_run, ranks, tracking
-from .call import check, configure, exit_on_problems
-from .data.fingerprint import describe as describe_data
-from .environment import describe
+from .. import tracking
+from ..data.fingerprint import describe as describe_data
+from ..environment import describe
+from ..loop import Step
+from ..metrics.memory import MemoryMeter
+from ..metrics.throughput import StepMeter, matmul_flops_per_second, model_flops_per_row
+from ..settings.fields import Settings
+from ..signals import Signals, Terminated
+from ..techniques.compile_record import CompileRecord
+from ..techniques.evidence import Proof
+from . import checkpoint, console, eager_run
+from . import rank_errors as ranks
+from .configure import check, configure, exit_on_problems
 from .files import Files
-from .loop import Step
-from .metrics.memory import MemoryMeter
-from .metrics.throughput import StepMeter, matmul_flops_per_second, model_flops_per_row
-from .outcome import lost_a_rank, outcome
-from .result import Record, write_reason
+from .record import Record, write_reason
 from .served import Served
-from .settings.fields import Settings
-from .signals import Signals, Terminated
-from .techniques.compile_record import CompileRecord
-from .techniques.evidence import Proof
+from .status import lost_a_rank, outcome
 
 __all__ = ["Run", "check", "configure", "exit_on_problems"]
 

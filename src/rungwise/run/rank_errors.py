@@ -12,9 +12,9 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from .outcome import lost_a_rank
-from .problems import SettingsError
-from .result import write_reason
+from ..problems import SettingsError
+from .record import write_reason
+from .status import lost_a_rank
 
 
 def is_main() -> bool:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from . import ranks
-from .result import Record
-from .settings.fields import Settings
-from .techniques.evidence import InactiveTechnique, Proof
+from ..settings.fields import Settings
+from ..techniques.evidence import InactiveTechnique, Proof
+from . import rank_errors as ranks
+from .record import Record
 
 
 class Served:

@@ -3,10 +3,10 @@
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
-from .loop import Diverged, Step
-from .problems import SettingsError
-from .signals import Terminated
-from .techniques.apply import UnavailableTechnique
+from ..loop import Diverged, Step
+from ..problems import SettingsError
+from ..signals import Terminated
+from ..techniques.apply import UnavailableTechnique
 
 
 def lost_a_rank(error: BaseException | None) -> bool:

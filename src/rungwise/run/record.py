@@ -9,10 +9,10 @@ from typing import Any
 
 from filelock import FileLock
 
-from .loop import Step
-from .metrics.memory import MIB
-from .metrics.throughput import throughput
-from .settings.fields import Settings
+from ..loop import Step
+from ..metrics.memory import MIB
+from ..metrics.throughput import throughput
+from ..settings.fields import Settings
 
 SCHEMA = 1
 # The reason in a result file until its run has ended.

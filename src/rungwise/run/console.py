@@ -7,9 +7,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .loop import Step
-from .metrics.throughput import LEAST_TIMED_STEPS
-from .settings.fields import FIELDS, OWN, Settings
+from ..loop import Step
+from ..metrics.throughput import LEAST_TIMED_STEPS
+from ..settings.fields import FIELDS, OWN, Settings
 
 WIDTH = 100
 # A log file gets about this many lines of progress, whatever the number of steps.
