@@ -12,11 +12,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from rungwise.climb import Climb
-from rungwise.ladder import Ladder, group_of
+from rungwise.ladder.climb import Climb
+from rungwise.ladder.ladder import Ladder, group_of
+from rungwise.ladder.ladder_file import read_rungs
 from rungwise.problems import SettingsError
 from rungwise.report.report import terminal_table, write_report
-from rungwise.rungs import read_rungs
 from rungwise.terminal import print_anything
 
 

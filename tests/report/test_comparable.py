@@ -2,9 +2,9 @@
 
 import json
 
-from rungwise import ladder
 from rungwise.environment import machine
-from rungwise.ladder import Ladder
+from rungwise.ladder import ladder
+from rungwise.ladder.ladder import Ladder
 from rungwise.problems import SettingsError
 from rungwise.report.comparable import INCIDENTAL, differences, why_not_comparable
 from rungwise.report.report import write_report

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from rungwise import ladder
-from rungwise.ladder import Ladder, group_of
+from rungwise.ladder import ladder
+from rungwise.ladder.ladder import Ladder, group_of
+from rungwise.ladder.ladder_file import Rung, read_rungs
 from rungwise.problems import SettingsError
 from rungwise.run.run import check
-from rungwise.rungs import Rung, read_rungs
 
 import pytest
 from harness import ROOT

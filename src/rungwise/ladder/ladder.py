@@ -17,17 +17,17 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from .data.fingerprint import changes, fingerprints
-from .environment import machine
-from .problems import SettingsError
+from ..data.fingerprint import changes, fingerprints
+from ..environment import machine
+from ..problems import SettingsError
+from ..report.comparable import differences
+from ..run.record import read_result, write_json
+from ..run.run import check
+from ..settings.fields import Settings
+from .ladder_file import ONE_PROCESS, Rung
 from .processes import end_processes, last_words, wait_for
-from .report.comparable import differences
-from .run.record import read_result, write_json
-from .run.run import check
-from .rungs import ONE_PROCESS, Rung
-from .settings.fields import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MEND = "give another --output_dir, or --fresh to start it anew"
 # What the user's shell says of one W&B run; each rung is a run of its own.
 ONE_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")

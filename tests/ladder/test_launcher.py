@@ -2,11 +2,11 @@
 
 import os
 
-from rungwise.ladder import Ladder
+from rungwise.ladder.ladder import Ladder
+from rungwise.ladder.ladder_file import Rung
+from rungwise.ladder.processes import last_words
 from rungwise.problems import SettingsError
-from rungwise.processes import last_words
 from rungwise.run.run import check
-from rungwise.rungs import Rung
 
 import pytest
 from harness import ENVIRONMENT, TINY

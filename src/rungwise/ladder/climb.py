@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from accelerate import PartialState
 
+from ..problems import SettingsError
+from ..report.report import Report, terminal_table, write_report
+from ..report.table import conditions
+from ..tracking import WandbTracker
 from .ladder import Ladder
-from .problems import SettingsError
-from .report.report import Report, terminal_table, write_report
-from .report.table import conditions
-from .rungs import Rung
-from .tracking import WandbTracker
+from .ladder_file import Rung
 
 ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
