@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rungwise.data.loader import build_dataloader, build_datasets, build_eval_dataloader
 from rungwise.loop import evaluate, train
-from rungwise.models import build_model, save_model
+from rungwise.model.model import build_model, save_model
 from rungwise.run.run import Run, configure, exit_on_problems
 from rungwise.techniques.apply import (
     apply_checkpointing,

@@ -18,8 +18,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rungwise.families import FAMILIES, Family, model_types, write_small
-from rungwise.family_tables import (
+from rungwise.families.families import FAMILIES, Family, model_types, write_small
+from rungwise.families.tables import (
     Cell,
     Tried,
     counted,
@@ -30,10 +30,10 @@ from rungwise.family_tables import (
     table_of_named,
     whole_table,
 )
+from rungwise.families.workers import Lost, each
 from rungwise.report.claims import STEP_1
 from rungwise.run.record import read_result
 from rungwise.terminal import print_anything
-from rungwise.workers import Lost, each
 
 import ablate
 import torch

@@ -12,10 +12,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from rungwise.errors import SettingsError
 from rungwise.ladder.climb import Climb
 from rungwise.ladder.ladder import Ladder, group_of
 from rungwise.ladder.ladder_file import read_rungs
-from rungwise.problems import SettingsError
 from rungwise.report.report import terminal_table, write_report
 from rungwise.terminal import print_anything
 

@@ -15,7 +15,7 @@ from rungwise.data.sampling import RowOrder
 from rungwise.loop import Step, train
 from rungwise.metrics.memory import local
 from rungwise.metrics.throughput import StepMeter
-from rungwise.models import build_model
+from rungwise.model.model import build_model
 from rungwise.settings.fields import Settings
 from rungwise.settings.parse import parse
 from rungwise.techniques.apply import (

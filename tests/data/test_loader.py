@@ -2,7 +2,7 @@
 
 from rungwise.data.loader import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
 from rungwise.data.sampling import StreamedRows
-from rungwise.problems import SettingsError
+from rungwise.errors import SettingsError
 
 import pandas
 import pytest

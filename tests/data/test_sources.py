@@ -4,7 +4,7 @@ import time
 
 from rungwise.data import loader as data
 from rungwise.data.sources import Source, load_text, training_source
-from rungwise.problems import SettingsError
+from rungwise.errors import SettingsError
 
 import pandas
 import pytest

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+from rungwise.errors import SettingsError
 from rungwise.ladder import ladder
 from rungwise.ladder.ladder import Ladder, group_of
 from rungwise.ladder.ladder_file import Rung, read_rungs
-from rungwise.problems import SettingsError
 from rungwise.run.run import check
 
 import pytest

@@ -2,10 +2,10 @@
 
 import os
 
+from rungwise.errors import SettingsError
 from rungwise.ladder.ladder import Ladder
 from rungwise.ladder.ladder_file import Rung
 from rungwise.ladder.processes import last_words
-from rungwise.problems import SettingsError
 from rungwise.run.run import check
 
 import pytest

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 from rungwise.metrics import memory
 from rungwise.metrics.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
-from rungwise.models import build_model, load_config
+from rungwise.model.model import build_model, load_config
 from rungwise.techniques.apply import apply_checkpointing, build_optimizer
 
 import pytest

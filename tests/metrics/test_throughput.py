@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 from rungwise.metrics.throughput import StepMeter, matmul_flops_per_second, model_flops_per_row, throughput
-from rungwise.models import default_config
+from rungwise.model.model import default_config
 
 import pytest
 import torch

@@ -3,9 +3,9 @@
 import json
 
 from rungwise.environment import machine
+from rungwise.errors import SettingsError
 from rungwise.ladder import ladder
 from rungwise.ladder.ladder import Ladder
-from rungwise.problems import SettingsError
 from rungwise.report.comparable import INCIDENTAL, differences, why_not_comparable
 from rungwise.report.report import write_report
 from rungwise.report.rung_result import RungResult

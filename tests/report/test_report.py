@@ -5,7 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
-from rungwise.problems import SettingsError
+from rungwise.errors import SettingsError
 from rungwise.report import plots as pictures
 from rungwise.report.report import markdown_table, terminal_table, write_report
 from rungwise.report.rung_result import load

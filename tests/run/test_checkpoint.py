@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rungwise.data.fingerprint import describe
 from rungwise.data.loader import build_dataloader, build_datasets
+from rungwise.errors import SettingsError
 from rungwise.loop import Step
-from rungwise.problems import SettingsError
 from rungwise.run import checkpoint
 from rungwise.run import saved_checkpoints as saved
 from rungwise.run.run import check

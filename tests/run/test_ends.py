@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from rungwise.problems import SettingsError
+from rungwise.errors import SettingsError
 from rungwise.run import rank_errors as ranks
 from rungwise.run.record import UNFINISHED
 from rungwise.run.run import Run, exit_on_problems

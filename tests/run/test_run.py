@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 from rungwise import tracking
+from rungwise.errors import SettingsError
 from rungwise.loop import Diverged, Step
-from rungwise.problems import SettingsError
 from rungwise.run.console import Progress, settings_block, summary_block
 from rungwise.run.record import Record
 from rungwise.run.run import Run, configure

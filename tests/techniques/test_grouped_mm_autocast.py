@@ -2,7 +2,7 @@
 
 import gc
 
-from rungwise.families import FAMILIES
+from rungwise.families.families import FAMILIES
 from rungwise.techniques import apply as techniques
 from rungwise.techniques import grouped_mm_autocast as autocast
 from rungwise.techniques.evidence import InactiveTechnique

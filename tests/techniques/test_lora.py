@@ -1,7 +1,7 @@
 """LoRA: adapters alone are trained, owned and saved, with every other technique."""
 
 from rungwise.metrics import memory
-from rungwise.models import build_model, save_model
+from rungwise.model.model import build_model, save_model
 from rungwise.settings.parse import parse
 from rungwise.techniques.apply import UnavailableTechnique, apply_lora, problems
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from rungwise.models import build_model, save_model
+from rungwise.model.model import build_model, save_model
 from rungwise.run.run import check
 from rungwise.settings.fields import COMPILE_MODES
 from rungwise.techniques import apply as techniques

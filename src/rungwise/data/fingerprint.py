@@ -11,7 +11,7 @@ from typing import Any
 
 import datasets
 
-from ..models import load_config
+from ..model.model import load_config
 from ..settings.fields import Settings
 from .loader import SYNTHETIC, SYNTHETIC_ROWS
 from .sampling import StreamedRows

@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase, default_data_collator
 
-from ..models import load_config
-from ..probe import vocab_size
-from ..problems import SettingsError
+from ..errors import SettingsError
+from ..model.model import load_config
+from ..model.probe import vocab_size
 from ..settings.fields import Settings
 from .packing import count_tokens, map_rows, stream_rows
 from .sampling import EvaluationRows, Row, RowOrder, StreamedRows, labels_of

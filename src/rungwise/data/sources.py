@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..problems import SettingsError
+from ..errors import SettingsError
 from ..settings.fields import Settings
 
 STDLIB = "python-stdlib"

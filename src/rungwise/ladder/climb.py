@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from accelerate import PartialState
 
-from ..problems import SettingsError
+from ..errors import SettingsError
 from ..report.report import Report, terminal_table, write_report
 from ..report.table import conditions
 from ..tracking import WandbTracker

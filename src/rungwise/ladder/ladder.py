@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from ..data.fingerprint import changes, fingerprints
 from ..environment import machine
-from ..problems import SettingsError
+from ..errors import SettingsError
 from ..report.comparable import differences
 from ..run.record import read_result, write_json
 from ..run.run import check

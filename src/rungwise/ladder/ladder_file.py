@@ -11,7 +11,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 
-from ..problems import SettingsError, closest
+from ..errors import SettingsError, closest
 from ..settings import accelerate_yaml as config_file
 from ..settings.cli import read_flags
 from ..settings.fields import FIELDS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ..problems import REFUSAL
+from ..errors import REFUSAL
 
 SECONDS_TO_END = 30
 SECONDS_TO_DIE = 5

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..problems import SettingsError
+from ..errors import SettingsError
 from .claims import Check, run_checks
 from .compiled import compiled_lines, compiled_rows
 from .plots import draw

@@ -16,8 +16,8 @@ from accelerate.utils import broadcast_object_list, gather_object, load
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..data import fingerprint
+from ..errors import SettingsError
 from ..loop import Step
-from ..problems import SettingsError
 from ..report.rung_result import NAMING
 from ..settings.fields import Settings
 from . import rank_errors as ranks

@@ -4,9 +4,10 @@ import dataclasses
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from .. import float32, models, tracking
+from .. import float32, tracking
 from ..data import loader as data
-from ..problems import SettingsError
+from ..errors import SettingsError
+from ..model import model as models
 from ..settings.fields import FIELDS, OWN, Settings
 from ..settings.parse import parse
 from ..techniques import apply as techniques

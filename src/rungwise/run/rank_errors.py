@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from ..problems import SettingsError
+from ..errors import SettingsError
 from .record import write_reason
 from .status import lost_a_rank
 

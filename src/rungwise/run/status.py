@@ -3,8 +3,8 @@
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
+from ..errors import SettingsError
 from ..loop import Diverged, Step
-from ..problems import SettingsError
 from ..signals import Terminated
 from ..techniques.apply import UnavailableTechnique
 

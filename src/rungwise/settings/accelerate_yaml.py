@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig
 
-from ..problems import closest
+from ..errors import closest
 
 ACCUMULATION = "gradient_accumulation_steps"
 LEGACY_KEYS = {"dynamo_backend": str, "fp16": bool}

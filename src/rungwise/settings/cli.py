@@ -8,7 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from ..problems import closest
+from ..errors import closest
 from .fields import CHECKPOINTING_KWARGS, FIELDS, HINTS
 
 

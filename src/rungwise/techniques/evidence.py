@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from ..loop import Step
-from ..probe import check_causal
+from ..model.probe import check_causal
 from ..settings.fields import Settings
 from .apply import device_type
 from .compile_record import CompileRecord

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from .. import float32
 from ..loop import Step
-from ..models import CausalLMLoss
+from ..model.model import CausalLMLoss
 from ..settings.fields import COMPUTE_DTYPES, Settings
 from .compile_record import CompileRecord
 from .observe import ForwardNotes, checkpointable_blocks

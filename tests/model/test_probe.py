@@ -1,11 +1,11 @@
 """What a model is asked before it is trained: whether it is causal, and how long a row it can read."""
 
-from rungwise import probe
-from rungwise.models import build_model
-from rungwise.probe import check_causal, longest_row, vocab_size
-from rungwise.problems import SettingsError
+from rungwise.errors import SettingsError
+from rungwise.model import probe
+from rungwise.model.model import build_model
+from rungwise.model.probe import check_causal, longest_row, vocab_size
+from rungwise.model.shrink import shrink
 from rungwise.run.record import read_result
-from rungwise.shrink import shrink
 
 import ablate
 import pytest

@@ -19,9 +19,9 @@ from transformers import (
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils import logging
 
+from ..errors import closest
+from ..settings.fields import Settings
 from .probe import longest_row, text_config, vocab_size
-from .problems import closest
-from .settings.fields import Settings
 
 # How the text part of a model that reads images or sound, too, is called in its weights, and what it is called alone.
 TEXT_PART = {

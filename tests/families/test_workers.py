@@ -4,8 +4,8 @@ import os
 import threading
 import time
 
-from rungwise import workers
-from rungwise.workers import Lost, each
+from rungwise.families import workers
+from rungwise.families.workers import Lost, each
 
 
 def behave(argument):

@@ -4,9 +4,9 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from rungwise import models
-from rungwise.families import FAMILIES, Family, small_config
-from rungwise.family_tables import Cell, Tried, counts, in_words, table_of_named, whole_table
+from rungwise.families.families import FAMILIES, Family, small_config
+from rungwise.families.tables import Cell, Tried, counts, in_words, table_of_named, whole_table
+from rungwise.model import model as models
 from rungwise.run.record import read_result
 
 import ablate

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from rungwise import models
 from rungwise.data.loader import build_datasets
-from rungwise.models import build_model, default_config, load_config, save_model
-from rungwise.probe import vocab_size
-from rungwise.shrink import shrink
+from rungwise.model import model as models
+from rungwise.model.model import build_model, default_config, load_config, save_model
+from rungwise.model.probe import vocab_size
+from rungwise.model.shrink import shrink
 from rungwise.techniques.apply import build_accelerator
 
 import pytest

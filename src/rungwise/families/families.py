@@ -12,9 +12,9 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .models import text_part
-from .probe import SWITCHES
-from .shrink import shrink
+from ..model.model import text_part
+from ..model.probe import SWITCHES
+from ..model.shrink import shrink
 
 BLOCK_SIZE = 32
 # Parameters of a model that counts as small.

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .problems import SettingsError
+from ..errors import SettingsError
 from .shrink import shrink
 
 # A row this short: the fewer tokens attention is spread over, the more each of them weighs.
