@@ -8,54 +8,32 @@ To train your own model on your own data, copy this file and change the lines th
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from rungwise.data.loader import build_dataloader, build_datasets, build_eval_dataloader
-from rungwise.loop import evaluate, train
-from rungwise.model.model import build_model, save_model
-from rungwise.run.run import Run, configure, exit_on_problems
-from rungwise.techniques.apply import (
-    apply_checkpointing,
-    apply_compile,
-    apply_lora,
-    build_accelerator,
-    build_optimizer,
-)
-
-from accelerate.utils import set_seed
-from transformers import get_scheduler
+import rungwise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one rung; returns the exit code."""
-    settings = configure(argv, description=__doc__)
-    with exit_on_problems():
-        rows, held_out = build_datasets(settings)  # of block_size tokens
-    with Run(settings, rows, held_out) as run:
-        accelerator = run.start(build_accelerator(settings))
-        set_seed(settings.seed)
-        dataloader = build_dataloader(rows, settings)
+    settings = rungwise.configure(argv, description=__doc__)
+    rows, held_out = rungwise.build_datasets(settings)  # of block_size tokens
+    with rungwise.Run(settings, rows, held_out) as run:
+        accelerator = run.start(rungwise.build_accelerator(settings))
+        model = rungwise.build_model(settings)  # fp32 master weights
+        model, compiled = rungwise.apply_techniques(model, settings, accelerator.device)
+        optimizer = rungwise.build_optimizer(model, settings)
+        scheduler = rungwise.build_scheduler(optimizer, settings)
+        batches = rungwise.build_dataloader(rows, settings)
+        model, optimizer, batches = run.prepare(model, optimizer, scheduler, batches, compiled)
         if held_out is not None:
-            held_out = accelerator.prepare_data_loader(build_eval_dataloader(held_out, settings))
-        with run.building():
-            model = build_model(settings)  # fp32 master weights
-            apply_checkpointing(model, settings, accelerator.device)
-            model = apply_lora(model, settings)
-            compiled = apply_compile(model, settings)
-            optimizer = build_optimizer(model, settings)
-            scheduler = get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)
-            run.watch(model, optimizer, compiled)
-            model, optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
-        done = run.resume(scheduler)  # steps that a checkpoint has behind it
-        dataloader = accelerator.skip_first_batches(dataloader, done * settings.gradient_accumulation_steps)
-        steps = train(
+            held_out = accelerator.prepare_data_loader(rungwise.build_eval_dataloader(held_out, settings))
+        steps = rungwise.train(
             accelerator,
             model,
             optimizer,
             scheduler,
-            dataloader,
+            batches,
             run.meter,
-            first_step=done + 1,
+            first_step=run.first_step,
             max_steps=settings.max_steps,
             max_grad_norm=settings.max_grad_norm,
         )
@@ -63,10 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             run.log(step)
             if held_out is not None and step.number % settings.eval_steps == 0:
                 with run.evaluating() as log:
-                    log(evaluate(accelerator, model, held_out))
-            run.save_checkpoint(scheduler)
-        if settings.save_model:
-            save_model(accelerator, model, Path(settings.output_dir) / "model")
+                    log(rungwise.evaluate(accelerator, model, held_out))
+            run.save_checkpoint()
+        run.save_model(model)
     return run.exit_code
 
 

@@ -5,7 +5,7 @@ import sys
 from contextlib import contextmanager
 
 from rungwise import __version__  # noqa: F401 (sets what PyTorch reads when it is imported)
-from rungwise.techniques.evidence import InactiveTechnique
+from rungwise.techniques.seen import InactiveTechnique
 
 import torch
 from accelerate import PartialState
@@ -73,7 +73,7 @@ def verdict(broken, name, config):
     trained = train_tiny(settings, accelerator_hook=hook, resume=before)
     try:
         if trained.proof.decided:
-            return f"shown: {trained.proof.check(trained.steps[-1])['engine']}"
+            return f"shown: {trained.proof.verify(trained.steps[-1])['engine']}"
     except InactiveTechnique as error:
         return str(error)
     return f"undecided: {trained.proof.undecided}"

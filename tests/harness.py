@@ -18,14 +18,9 @@ from rungwise.metrics.throughput import StepMeter
 from rungwise.model.model import build_model
 from rungwise.settings.fields import Settings
 from rungwise.settings.parse import parse
-from rungwise.techniques.apply import (
-    apply_checkpointing,
-    apply_compile,
-    apply_lora,
-    build_accelerator,
-    build_optimizer,
-)
-from rungwise.techniques.evidence import InactiveTechnique, Proof
+from rungwise.techniques import apply_techniques, build_accelerator, build_optimizer, build_scheduler
+from rungwise.techniques.evidence import Evidence
+from rungwise.techniques.seen import InactiveTechnique
 
 import torch
 from accelerate import Accelerator
@@ -34,7 +29,7 @@ from accelerate.utils import set_seed
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import PreTrainedTokenizerFast, get_scheduler
+from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parent.parent
 # Of another Python process that imports what the tests import.
@@ -118,7 +113,7 @@ class Trained:
     model: nn.Module
     weights: dict[str, torch.Tensor]
     accelerator: Accelerator
-    proof: Proof
+    proof: Evidence
     evidence: dict[str, Any]
     compiled: Any
     optimizer: torch.optim.Optimizer
@@ -140,8 +135,8 @@ def train_tiny(
 ) -> Trained:
     """Trains as recipes/ablate.py does, with AdamW or plain SGD with momentum.
 
-    Where the proof fails, the run goes on; `trained.proof.check` raises it again. `claims` are settings that the proof
-    alone is told; `resume` is a run to go on from.
+    Where the evidence fails, the run goes on; `trained.proof.verify` raises it again. `claims` are settings that the
+    evidence alone is told; `resume` is a run to go on from.
     """
     # Ranks keep the process group that they have.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
@@ -152,19 +147,17 @@ def train_tiny(
     set_seed(settings.seed)
     dataloader = build_dataloader(dataset or build_dataset(settings), settings)
     model = build_model(settings)
-    apply_checkpointing(model, settings, accelerator.device)
-    model = apply_lora(model, settings)
+    model, compiled = apply_techniques(model, settings, accelerator.device)
     if model_hook:
         model_hook(model)
-    compiled = apply_compile(model, settings)
     optimizer = build_optimizer(model, settings)
     if sgd:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    scheduler = get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)
+    scheduler = build_scheduler(optimizer, settings)
     if resume:
         model.load_state_dict(resume.weights)
         optimizer.load_state_dict(resume.optimizer.state_dict())
-    proof = Proof(model, optimizer, accelerator, dataclasses.replace(settings, **(claims or {})), compiled)
+    evidence = Evidence(model, optimizer, accelerator, dataclasses.replace(settings, **(claims or {})), compiled)
     prepared, prepared_optimizer, dataloader = accelerator.prepare(model, optimizer, dataloader)
     meter = StepMeter(accelerator.device, NoMemory(), settings.untimed_steps)
     if compiled:
@@ -183,9 +176,9 @@ def train_tiny(
     ):
         steps.append(step)
         with suppress(InactiveTechnique):
-            proof.check(step)
+            evidence.verify(step)
     weights = {name: local(value.detach()).cpu().clone() for name, value in model.state_dict().items()}
-    return Trained(steps, model, weights, accelerator, proof, proof.evidence, compiled, optimizer, prepared)
+    return Trained(steps, model, weights, accelerator, evidence, evidence.found, compiled, optimizer, prepared)
 
 
 def wandb_records(folder: Path, *options: str) -> str:

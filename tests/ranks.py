@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rungwise import __version__  # noqa: F401 (sets what PyTorch reads when it is imported)
 from rungwise.data.loader import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
-from rungwise.techniques.apply import build_accelerator
+from rungwise.techniques import build_accelerator
 
 import torch
 from accelerate import PartialState
@@ -50,7 +50,7 @@ def train(key, *flags, config=DDP, sgd=True, dataset=None, **changes):
     saved[key] = {
         "weights": {name: value.clone() for name, value in state.items()},
         "steps": [(s.loss, s.grad_norm, s.tokens) for s in trained.steps],
-        "evidence": trained.proof.check(trained.steps[-1]),
+        "evidence": trained.proof.verify(trained.steps[-1]),
         "collectives": {COLLECTIVES[name]: count for name, count in counts.items()},
         "tied": trained.model.lm_head.weight is trained.model.transformer.wte.weight,
     }

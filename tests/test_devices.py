@@ -3,10 +3,9 @@
 from types import SimpleNamespace
 
 from rungwise import environment
-from rungwise.run.run import check
-from rungwise.techniques import apply as techniques
-from rungwise.techniques import fsdp as sharding
-from rungwise.techniques import torch_compile as toolchain
+from rungwise.device import device_name, device_type, native_precision
+from rungwise.run.configure import check
+from rungwise.techniques import fsdp, torch_compile
 
 import pytest
 import torch
@@ -36,25 +35,23 @@ def test_an_intel_gpu_is_asked_what_it_multiplies_and_how_it_is_called(monkeypat
     known = SimpleNamespace(has_fp16=half, has_bfloat16_conversions=half)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device: known)
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda device: "Intel(R) Data Center GPU Max 1550")
-    assert environment.native_precision(device) == dtypes
+    assert native_precision(device) == dtypes
     assert environment.describe(device)["native_precision"] == dtypes
-    assert (
-        environment.device_name(device) == environment.machine()["device_name"] == "Intel(R) Data Center GPU Max 1550"
-    )
+    assert device_name(device) == environment.machine()["device_name"] == "Intel(R) Data Center GPU Max 1550"
     assert environment.machine()["device_count"] == 2
 
 
 @pytest.mark.parametrize("kind, used", [("cuda", "cuda"), ("xpu", "xpu"), ("mps", "cpu"), (None, "cpu")])
 def test_the_device_of_a_run(accelerator, kind, used):
     accelerator(kind)
-    assert techniques.device_type(tiny_settings(use_cpu=False)) == used
-    assert techniques.device_type(tiny_settings()) == "cpu"
+    assert device_type(tiny_settings(use_cpu=False)) == used
+    assert device_type(tiny_settings()) == "cpu"
 
 
 def test_a_mac_is_told_from_another_by_the_processor_that_trains(accelerator):
     """Its GPU is not used, so neither its name nor the number of such says anything about a figure."""
     accelerator("mps")
-    assert environment.machine()["device_name"] == environment.device_name(torch.device("cpu"))
+    assert environment.machine()["device_name"] == device_name(torch.device("cpu"))
     assert environment.machine()["device_count"] == 1
 
 
@@ -71,7 +68,7 @@ def test_fsdp2_on_the_cpu_beside_an_accelerator(accelerator, kind, use_cpu):
     """A Mac's run is on the CPU whether the file says so or not; only what works on the machine is advised."""
     accelerator(kind)
     settings = tiny_settings(use_cpu=use_cpu, **FSDP)
-    found = sharding.problems(settings, techniques.device_type(settings))
+    found = fsdp.validate(settings, device_type(settings))
     if use_cpu or kind == "mps":
         [problem] = found
         assert f"accelerator ({kind})" in problem and MENDS[kind] in problem
@@ -82,7 +79,7 @@ def test_fsdp2_on_the_cpu_beside_an_accelerator(accelerator, kind, use_cpu):
 
 def test_fsdp2_where_nothing_stands_in_its_way(accelerator):
     accelerator(None)
-    assert sharding.problems(tiny_settings(**FSDP), "cpu") == []
+    assert fsdp.validate(tiny_settings(**FSDP), "cpu") == []
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
@@ -90,10 +87,10 @@ def test_a_gpu_without_triton_is_refused_a_compiled_run(monkeypatch, kind):
     from torch.utils import _triton
 
     monkeypatch.setattr(_triton, "has_triton", lambda: False)
-    [problem] = toolchain.problems(tiny_settings("--torch_compile"), kind)
+    [problem] = torch_compile.validate(tiny_settings("--torch_compile"), kind)
     assert "needs Triton on this GPU" in problem
     monkeypatch.setattr(_triton, "has_triton", lambda: True)
-    assert toolchain.problems(tiny_settings("--torch_compile"), kind) == []
+    assert torch_compile.validate(tiny_settings("--torch_compile"), kind) == []
 
 
 @pytest.mark.parametrize("more", ["", "dynamo_config: {dynamo_backend: INDUCTOR}\n"], ids=["flag", "file"])

@@ -4,9 +4,9 @@ import contextlib
 
 from rungwise import float32
 from rungwise.environment import describe
-from rungwise.run.run import check
-from rungwise.techniques.apply import build_accelerator
-from rungwise.techniques.evidence import InactiveTechnique
+from rungwise.run.configure import check
+from rungwise.techniques import build_accelerator
+from rungwise.techniques.seen import InactiveTechnique
 
 import pytest
 import torch
@@ -119,7 +119,7 @@ CULPRITS = {
 def test_an_fp32_run_that_would_not_compute_in_fp32_is_refused(name, monkeypatch):
     """And recorded as what it is, where fp32 products have no part in the label."""
     device, context, found, words = CULPRITS[name]
-    monkeypatch.setattr("rungwise.run.configure.device_type", lambda settings: device)
+    monkeypatch.setattr("rungwise.techniques.device_type", lambda settings: device)
     assert check(FP32)[1] == []
     assert float32.products(device) == "ieee"
     variable, _, value = name.partition("=")
@@ -155,7 +155,7 @@ def test_what_is_switched_while_a_run_is_built_is_found_after_its_first_step():
     with matmul_precision("medium"):
         trained = train_tiny(tiny_settings("--max_steps", "4"))
         with pytest.raises(InactiveTechnique, match=r"fp32 was asked for, and .* computed in bf16"):
-            trained.proof.check(trained.steps[-1])
+            trained.proof.verify(trained.steps[-1])
 
 
 def test_convolutions_of_a_run_are_fp32():
@@ -175,7 +175,7 @@ def test_the_attention_that_a_model_resolved_to_is_evidence():
 def test_another_attention_than_the_one_asked_for_is_refused(monkeypatch):
     trained = train_tiny(tiny_settings("--max_steps", "4"), claims={"attn_implementation": "eager"})
     with pytest.raises(InactiveTechnique, match="eager attention was asked for, the model has sdpa"):
-        trained.proof.check(trained.steps[-1])
+        trained.proof.verify(trained.steps[-1])
     adjust = "transformers.PreTrainedModel._check_and_adjust_attn_implementation"
     monkeypatch.setattr(adjust, lambda self, asked, *rest, **options: "sdpa")
     [problem] = check([*FP32, "--attn_implementation", "eager"])[1]

@@ -12,8 +12,7 @@ from rungwise.data.loader import build_dataloader
 from rungwise.data.sampling import RowOrder
 from rungwise.loop import DataEnded, Diverged, train
 from rungwise.metrics.throughput import StepMeter
-from rungwise.techniques import apply as techniques
-from rungwise.techniques import cpu_matmul
+from rungwise.techniques import build_accelerator, cpu_matmul, mixed_precision
 
 import pytest
 import torch
@@ -52,8 +51,8 @@ def test_checkpointing_is_bitwise_equal(case, kwargs):
     assert largest_difference(checkpointed.weights, adamw.weights) == 0
     blocks = 1 if "every_n" in kwargs else 2
     # Each block, each micro-batch, once.
-    assert checkpointed.proof.check(checkpointed.steps[-1])["recomputed_blocks"] == blocks
-    assert adamw.proof.check(adamw.steps[-1])["recomputed_blocks"] == 0
+    assert checkpointed.proof.verify(checkpointed.steps[-1])["recomputed_blocks"] == blocks
+    assert adamw.proof.verify(adamw.steps[-1])["recomputed_blocks"] == 0
 
 
 def test_a_lost_row_would_be_seen(case):
@@ -139,7 +138,7 @@ def test_half_precision_follows_fp32(fp32, precision, unit):
     differences = [abs(a - b) for a, b in zip(half.losses, fp32.losses, strict=True)]
     assert all(difference <= bound * (n + 1) for n, difference in enumerate(differences))
     assert max(differences) > 0
-    evidence = half.proof.check(half.steps[-1])
+    evidence = half.proof.verify(half.steps[-1])
     assert evidence["compute_dtype"] == {"bf16": "bfloat16", "fp16": "float16"}[precision]
     assert evidence["gradient_scaler"] == (precision == "fp16")
     assert all(p.dtype == torch.float32 for p in half.model.parameters())
@@ -262,7 +261,7 @@ def test_the_loop_drives_only_what_it_is_given(fp32):
 
 def test_emulated_products_are_only_used_where_they_are_needed(fp32):
     """On a processor with bf16 instructions PyTorch's own kernels stay in place for bf16."""
-    from rungwise.environment import native_precision
+    from rungwise.device import native_precision
 
     if "bf16" in native_precision(torch.device("cpu")) and "fp16" in native_precision(torch.device("cpu")):
         assert cpu_matmul._library is None
@@ -273,9 +272,9 @@ def test_emulated_products_are_only_used_where_they_are_needed(fp32):
 
 def test_pure_bf16_is_emulated_where_bf16_is(monkeypatch):
     installed = []
-    monkeypatch.setattr(techniques, "native_precision", lambda device: ["fp32"])
-    monkeypatch.setattr(techniques.cpu_matmul, "install", lambda: installed.append(True))
-    techniques.build_accelerator(tiny_settings())
+    monkeypatch.setattr(mixed_precision, "native_precision", lambda device: ["fp32"])
+    monkeypatch.setattr(mixed_precision.cpu_matmul, "install", lambda: installed.append(True))
+    build_accelerator(tiny_settings())
     assert installed == []
-    techniques.build_accelerator(tiny_settings("--dtype", "bfloat16"))
+    build_accelerator(tiny_settings("--dtype", "bfloat16"))
     assert installed == [True]

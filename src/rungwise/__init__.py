@@ -1,6 +1,12 @@
-"""Measure what each memory and speed technique costs and buys when a causal language model is trained."""
+"""Measure what each memory and speed technique costs and buys when a causal language model is trained.
 
+What a recipe is made of stands here by its name, and is imported when it is first asked for: a question for `--help`
+and a mistyped flag are answered before PyTorch is loaded.
+"""
+
+import importlib
 import os
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -8,3 +14,26 @@ __version__ = "0.1.0"
 # the profiler would announce itself on stderr each time, and the CPU allocator would warn about every older block.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+_HOMES = {
+    "configure": "run.configure",
+    "build_datasets": "run.configure",
+    "build_dataloader": "data.loader",
+    "build_eval_dataloader": "data.loader",
+    "build_model": "model.model",
+    "CausalLMLoss": "model.model",
+    "build_accelerator": "techniques",
+    "apply_techniques": "techniques",
+    "build_optimizer": "techniques",
+    "build_scheduler": "techniques",
+    "Run": "run.run",
+    "train": "loop",
+    "evaluate": "loop",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

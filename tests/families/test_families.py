@@ -46,7 +46,7 @@ def test_all_techniques_together_are_active_and_quiet(family, said):
     settings = tiny_settings(*family.flags, *STEPS, "--gradient_checkpointing", config=BF16_ACCUM4)
     assert models.problems(settings) == []
     trained = train_tiny(settings)
-    evidence = trained.proof.check(trained.steps[-1])
+    evidence = trained.proof.verify(trained.steps[-1])
     assert type(trained.model).__name__ == family.model_class
     assert (evidence["compute_dtype"], evidence["parameter_dtype"]) == ("bfloat16", "float32")
     assert evidence["recomputed_blocks"] == 4 * trained.model.config.num_hidden_layers

@@ -8,7 +8,7 @@ from rungwise.errors import SettingsError
 from rungwise.ladder import ladder
 from rungwise.ladder.ladder import Ladder, group_of
 from rungwise.ladder.ladder_file import Rung, read_rungs
-from rungwise.run.run import check
+from rungwise.run.configure import check
 
 import pytest
 from harness import ROOT

@@ -6,7 +6,7 @@ from rungwise.errors import SettingsError
 from rungwise.ladder.ladder import Ladder
 from rungwise.ladder.ladder_file import Rung
 from rungwise.ladder.processes import last_words
-from rungwise.run.run import check
+from rungwise.run.configure import check
 
 import pytest
 from harness import ENVIRONMENT, TINY

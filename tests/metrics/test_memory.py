@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from rungwise.metrics import memory
 from rungwise.metrics.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
 from rungwise.model.model import build_model, load_config
-from rungwise.techniques.apply import apply_checkpointing, build_optimizer
+from rungwise.techniques import build_optimizer, gradient_checkpointing
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_agrees_with_mem_tracker_and_with_one_unbroken_profile(flags):
     meter = MemoryMeter(CPU)
     with meter.building():
         model = build_model(settings)
-        apply_checkpointing(model, settings, CPU)
+        gradient_checkpointing.apply(model, settings, CPU)
         optimizer = build_optimizer(model, settings)
     model.train()
     meter.watch(model, optimizer)
@@ -130,7 +130,7 @@ def test_agrees_with_mem_tracker_and_with_one_unbroken_profile(flags):
     del model, optimizer
     tracker = MemTracker()
     model = build_model(settings)
-    apply_checkpointing(model, settings, CPU)
+    gradient_checkpointing.apply(model, settings, CPU)
     optimizer = build_optimizer(model, settings)
     model.train()
     tracker.track_external(model, optimizer)
@@ -144,7 +144,7 @@ def test_agrees_with_mem_tracker_and_with_one_unbroken_profile(flags):
     del model, optimizer
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         model = build_model(settings)
-        apply_checkpointing(model, settings, CPU)
+        gradient_checkpointing.apply(model, settings, CPU)
         optimizer = build_optimizer(model, settings)
         model.train()
         _steps(model, optimizer, batch, 2)

@@ -2,7 +2,8 @@
 
 from contextlib import nullcontext
 
-from rungwise.metrics.throughput import StepMeter, matmul_flops_per_second, model_flops_per_row, throughput
+from rungwise.metrics.flops import matmul_flops_per_second, model_flops_per_row
+from rungwise.metrics.throughput import StepMeter, throughput
 from rungwise.model.model import default_config
 
 import pytest

@@ -7,7 +7,7 @@ from rungwise.model import model as models
 from rungwise.model.model import build_model, default_config, load_config, save_model
 from rungwise.model.probe import vocab_size
 from rungwise.model.shrink import shrink
-from rungwise.techniques.apply import build_accelerator
+from rungwise.techniques import build_accelerator
 
 import pytest
 import torch

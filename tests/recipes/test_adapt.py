@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from rungwise import tracking
 from rungwise.settings.fields import FIELDS
-from rungwise.techniques.apply import UnavailableTechnique
+from rungwise.techniques.seen import UnavailableTechnique
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState
@@ -174,7 +174,7 @@ def test_the_compiler_and_the_tracker_are_given_their_flags(mine, monkeypatch):
         def __init__(self, settings):
             raise UnavailableTechnique(str({name: getattr(settings, name) for name in COMPILER}))
 
-    monkeypatch.setattr("rungwise.techniques.apply.CompileRecord", Compiler)
+    monkeypatch.setattr("rungwise.techniques.torch_compile.CompileRecord", Compiler)
     told = {}
     monkeypatch.setattr(tracking, "build_tracker", lambda settings, config: told.update(config) or tracking.Tracker())
     assert mine(**COMPILER, **TRACKER).reason == str(COMPILER)
@@ -184,27 +184,22 @@ def test_the_compiler_and_the_tracker_are_given_their_flags(mine, monkeypatch):
 # Lines of the program that a copy may have lost, and what the run then says of the flag that they serve.
 FORGOTTEN = {
     "checkpoints": (
-        ("        run.save_checkpoint(scheduler)\n", ""),
+        ("        run.save_checkpoint()\n", ""),
         {"checkpointing_steps": 2},
-        "--checkpointing_steps 2: no checkpoint after step 2; call run.save_checkpoint(scheduler) after each step",
+        "--checkpointing_steps 2: no checkpoint after step 2; call run.save_checkpoint() after each step",
     ),
     "the last checkpoint": (
-        ("        run.save_checkpoint(scheduler)\n", ""),
+        ("        run.save_checkpoint()\n", ""),
         {"checkpointing_steps": 4},
         "--checkpointing_steps 4: no checkpoint after step 4",
     ),
     "the model": (
-        ("    if settings.save_model:\n", "    if False:\n"),
+        ("    run.save_model(model)\n", ""),
         {"save_model": True},
-        "--save_model: nothing was saved in",
-    ),
-    "resuming": (
-        ("done = run.resume(scheduler)", "done = 0"),
-        {"resume_from_checkpoint": "latest"},
-        "--resume_from_checkpoint latest: the script starts anew; call done = run.resume(scheduler)",
+        "--save_model: nothing was saved; call run.save_model(model) after the last step",
     ),
     "clipping": (
-        ("settings.max_grad_norm}", "0.0}"),
+        ("settings.max_grad_norm,", "0.0,"),
         {},
         "max_grad_norm 1 was asked for, gradients were clipped at inf, which is not at all; give train()",
     ),
@@ -214,17 +209,17 @@ FORGOTTEN = {
         "--eval_steps 3: no evaluation after step 3; call `with run.evaluating() as log: log(evaluate(...))`",
     ),
     "adapters": (
-        ("        model = apply_lora(model, settings)\n", ""),
+        ("rungwise.apply_techniques(my_model(), settings, accelerator.device)", "my_model(), None"),
         {"use_peft": True},
         "adapters alone were asked for: True; trained are 100.0% of all",
     ),
     "checkpointing": (
-        ("        apply_checkpointing(model, settings, accelerator.device)\n", ""),
+        ("rungwise.apply_techniques(my_model(), settings, accelerator.device)", "my_model(), None"),
         {"gradient_checkpointing": True},
         "gradient checkpointing was asked for: True; blocks that were recomputed: 0",
     ),
     "the optimizer": (
-        ("build_optimizer(model, settings)", "torch.optim.SGD(model.parameters(), lr=1e-3)"),
+        ("rungwise.build_optimizer(model, settings)", "torch.optim.SGD(model.parameters(), lr=1e-3)"),
         {"optim": "adamw_torch"},
         "optim adamw_torch was asked for, the optimizer has SGD",
     ),

@@ -13,7 +13,7 @@ from rungwise.errors import SettingsError
 from rungwise.loop import Step
 from rungwise.run import checkpoint
 from rungwise.run import saved_checkpoints as saved
-from rungwise.run.run import check
+from rungwise.run.configure import check
 
 import ablate
 import pytest

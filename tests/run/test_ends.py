@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rungwise.errors import SettingsError
 from rungwise.run import rank_errors as ranks
+from rungwise.run.rank_errors import exit_on_problems
 from rungwise.run.record import UNFINISHED
-from rungwise.run.run import Run, exit_on_problems
-from rungwise.techniques.apply import build_accelerator
+from rungwise.run.run import Run
+from rungwise.techniques import build_accelerator
 
 import pytest
 from harness import tiny_settings

@@ -10,7 +10,7 @@ from typing import Any
 from rungwise.loop import Step
 from rungwise.run.record import Record
 from rungwise.run.run import Run
-from rungwise.techniques.apply import build_accelerator
+from rungwise.techniques import build_accelerator
 
 import numpy as np
 import pytest

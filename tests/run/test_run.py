@@ -10,11 +10,12 @@ from pathlib import Path
 from rungwise import tracking
 from rungwise.errors import SettingsError
 from rungwise.loop import Diverged, Step
+from rungwise.run.configure import configure
 from rungwise.run.console import Progress, settings_block, summary_block
 from rungwise.run.record import Record
-from rungwise.run.run import Run, configure
-from rungwise.techniques.apply import UnavailableTechnique, build_accelerator
-from rungwise.techniques.evidence import InactiveTechnique
+from rungwise.run.run import Run
+from rungwise.techniques import build_accelerator
+from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique
 
 import pytest
 import torch

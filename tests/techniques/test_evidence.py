@@ -3,9 +3,8 @@
 import dataclasses
 
 from rungwise.metrics.memory import optimizer_state_bytes, tensor_bytes
-from rungwise.techniques.apply import UnavailableTechnique
-from rungwise.techniques.evidence import InactiveTechnique
 from rungwise.techniques.observe import checkpointable_blocks, fingerprint
+from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ def verdict(trained):
     """What the proof said, as a run that has come to its end would say it."""
     with pytest.raises(InactiveTechnique) as caught:
         if trained.proof.decided:
-            trained.proof.check(trained.steps[-1])
+            trained.proof.verify(trained.steps[-1])
         raise InactiveTechnique("; ".join(trained.proof.undecided))
     return str(caught.value)
 
@@ -79,7 +78,7 @@ def test_the_baseline_is_shown_to_be_plain():
 
 def test_evidence():
     trained = run("--gradient_checkpointing", config="accelerate_configs/bf16_accum4.yaml")
-    assert trained.proof.check(trained.steps[-1]) == {
+    assert trained.proof.verify(trained.steps[-1]) == {
         "compute_dtype": "bfloat16",
         "parameter_dtype": "float32",
         "residual_dtype": "float32",
@@ -148,7 +147,7 @@ def in_configuration(name, *flags, config="fp32.yaml", accelerator_hook=None, **
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_what_acts_is_shown_in_every_configuration(name):
     trained = in_configuration(name)
-    assert trained.proof.check(trained.steps[-1])["changed_parameters"] > 0 and trained.proof.undecided == []
+    assert trained.proof.verify(trained.steps[-1])["changed_parameters"] > 0 and trained.proof.undecided == []
     if "fp16" in name:
         assert trained.steps[0].skipped and not trained.steps[-1].skipped
     if name == "warm-up":
@@ -317,7 +316,7 @@ def test_the_launchers_dynamo_does_not_compile_a_second_time(monkeypatch):
     torch._dynamo.utils.counters.clear()
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "AOT_EAGER")
     trained = train_tiny(settings)
-    assert trained.proof.check(trained.steps[-1])["compiled_graphs"] == 0
+    assert trained.proof.verify(trained.steps[-1])["compiled_graphs"] == 0
     assert "graph" not in str(type(trained.model)).lower()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 

@@ -3,9 +3,9 @@
 import gc
 
 from rungwise.families.families import FAMILIES
-from rungwise.techniques import apply as techniques
 from rungwise.techniques import grouped_mm_autocast as autocast
-from rungwise.techniques.evidence import InactiveTechnique
+from rungwise.techniques import mixed_precision
+from rungwise.techniques.seen import InactiveTechnique
 
 import pytest
 import torch
@@ -48,10 +48,10 @@ def test_experts_left_in_fp32_are_found(monkeypatch):
     """Behind a head in bf16, the experts that autocast forgot."""
     autocast._libraries.clear()
     gc.collect()
-    monkeypatch.setattr(techniques.autocast, "install", lambda: None)
+    monkeypatch.setattr(mixed_precision.grouped_mm_autocast, "install", lambda: None)
     flags = ["--max_steps", "3", "--untimed_steps", "2", "--global_batch_size", "4"]
     trained = train_tiny(tiny_settings(*MIXTRAL.flags, *flags, config="accelerate_configs/bf16.yaml"))
     with pytest.raises(
         InactiveTechnique, match="mixed_precision bf16 was asked for, the model computed in bfloat16, fl"
     ):
-        trained.proof.check(trained.steps[-1])
+        trained.proof.verify(trained.steps[-1])

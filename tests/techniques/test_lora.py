@@ -3,7 +3,8 @@
 from rungwise.metrics import memory
 from rungwise.model.model import build_model, save_model
 from rungwise.settings.parse import parse
-from rungwise.techniques.apply import UnavailableTechnique, apply_lora, problems
+from rungwise.techniques import lora
+from rungwise.techniques.seen import UnavailableTechnique
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def test_adapters_alone_are_trained_recomputed_and_owned(family):
     flags = [*FAMILIES[family], "--max_steps", "6", "--gradient_checkpointing", "--use_peft", "--lora_r", "4"]
     settings = tiny_settings(*flags, config="accelerate_configs/bf16_accum4.yaml")
     trained = train_tiny(settings)
-    evidence = trained.proof.check(trained.steps[-1])
+    evidence = trained.proof.verify(trained.steps[-1])
     assert evidence["recomputed_blocks"] > 0 and evidence["compute_dtype"] == "bfloat16"
     assert 0 < evidence["trained_parameters"] < 0.2
     adapters = [p for name, p in trained.model.named_parameters() if "lora_" in name]
@@ -54,7 +55,7 @@ def test_a_saved_model_has_its_adapters_in_its_weights(tmp_path):
 def test_reentrant_checkpointing_reaches_the_adapters():
     kwargs = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}']
     trained = train_tiny(tiny_settings("--max_steps", "4", "--use_peft", *kwargs))
-    assert trained.proof.check(trained.steps[-1])["recomputed_blocks"] == 2
+    assert trained.proof.verify(trained.steps[-1])["recomputed_blocks"] == 2
     assert trained.losses == pytest.approx(
         train_tiny(tiny_settings("--max_steps", "4", "--use_peft")).losses, abs=1e-6
     )
@@ -63,7 +64,7 @@ def test_reentrant_checkpointing_reaches_the_adapters():
 def test_layers_that_do_not_exist():
     settings = tiny_settings("--use_peft", "--lora_target_modules", "nothing_like_it")
     with pytest.raises(UnavailableTechnique, match="name layers in --lora_target_modules"):
-        apply_lora(build_model(settings), settings)
+        lora.apply(build_model(settings), settings)
 
 
 def test_problems(monkeypatch):
@@ -73,5 +74,7 @@ def test_problems(monkeypatch):
     assert "has no effect without --use_peft" in found("--lora_target_modules", "c_attn")[0]
     two = {"WORLD_SIZE": "2"}
     assert "with FSDP has no recipe" in found("--use_peft", environ=two, config="accelerate_configs/fsdp2.yaml")[0]
-    monkeypatch.setattr("rungwise.techniques.apply.importlib.util.find_spec", lambda _: None)
-    assert problems(tiny_settings("--use_peft")) == ["--use_peft: not installed; pip install 'rungwise[peft]'"]
+    monkeypatch.setattr("rungwise.techniques.lora.importlib.util.find_spec", lambda _: None)
+    assert lora.validate(tiny_settings("--use_peft"), "cpu") == [
+        "--use_peft: not installed; pip install 'rungwise[peft]'"
+    ]

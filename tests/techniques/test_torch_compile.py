@@ -4,14 +4,12 @@ import os
 from pathlib import Path
 
 from rungwise.model.model import build_model, save_model
-from rungwise.run.run import check
+from rungwise.run.configure import check
 from rungwise.settings.fields import COMPILE_MODES
-from rungwise.techniques import apply as techniques
-from rungwise.techniques import torch_compile as toolchain
-from rungwise.techniques.apply import UnavailableTechnique, apply_checkpointing, apply_compile
+from rungwise.techniques import gradient_checkpointing, torch_compile
 from rungwise.techniques.compile_record import CompileRecord
 from rungwise.techniques.compiler_cache import CompilerCache
-from rungwise.techniques.evidence import InactiveTechnique
+from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique
 
 import pytest
 import torch
@@ -31,6 +29,9 @@ NO_GRAPHS = "max-autotune-no-cudagraphs"
 LAUNCHED = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "ACCELERATE_DYNAMO_USE_DYNAMIC": "true"}
 
 
+CPU = torch.device("cpu")
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("inductor"))
@@ -44,7 +45,7 @@ def compiled(cache, tmp_path_factory):
         for name, value in LAUNCHED.items():
             patch.setenv(name, value)
         trained = train_tiny(settings)
-    trained.proof.check(trained.steps[-1])
+    trained.proof.verify(trained.steps[-1])
     trained.notes = trained.compiled.result()
     trained.compiled.close()
     trained.folder = tmp_path_factory.mktemp("saved")
@@ -88,7 +89,7 @@ def test_a_model_that_was_compiled_is_saved_as_any_other(compiled):
 
 def test_the_same_cache_again_is_a_warm_start_and_labelled(compiled, cache):
     again = train_tiny(tiny_settings(*FLAGS, "--torch_compile_cache_dir", cache, config=BF16))
-    again.proof.check(again.steps[-1])
+    again.proof.verify(again.steps[-1])
     notes = again.compiled.result()
     assert notes["cache"] == f"warm: {cache}"
     assert notes["seconds"] < compiled.notes["seconds"]
@@ -99,7 +100,7 @@ def test_regions_are_compiled_once_and_equal_eager(cache):
     """In fp32 only the order of sums differs."""
     flags = ["--max_steps", "4", "--torch_compile_scope", "regional", "--torch_compile_cache_dir", cache]
     regional = train_tiny(tiny_settings("--torch_compile", *flags))
-    evidence = regional.proof.check(regional.steps[-1])
+    evidence = regional.proof.verify(regional.steps[-1])
     assert evidence["compiled_graphs"] == 1 and evidence["compiled_parameters"] == 1.0
     assert regional.losses == pytest.approx(train_tiny(tiny_settings("--max_steps", "4")).losses, abs=1e-5)
 
@@ -236,7 +237,7 @@ def test_a_model_that_mostly_fell_back_to_eager_is_found(cache):
         trained = train_tiny(settings)
     assert trained.compiled.graphs > 0
     with pytest.raises(InactiveTechnique, match=r"13% of the parameters were used by compiled code.*in forward"):
-        trained.proof.check(trained.steps[-1])
+        trained.proof.verify(trained.steps[-1])
 
 
 def _never_compiled():
@@ -323,7 +324,7 @@ def test_regional_scope_of_a_model_without_named_blocks_is_refused():
     model = build_model(settings)
     model._no_split_modules = None
     with pytest.raises(UnavailableTechnique, match="use --torch_compile_scope model"):
-        apply_compile(model, settings)
+        torch_compile.apply(model, settings, CPU)
 
 
 def test_a_missing_compiler_is_found_before_training():
@@ -337,8 +338,8 @@ def test_a_missing_compiler_is_found_before_training():
 
 
 def test_missing_python_headers_are_found_before_training(monkeypatch, tmp_path):
-    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
-    [problem] = toolchain.problems(tiny_settings("--torch_compile"), "cpu")
+    monkeypatch.setattr(torch_compile.sysconfig, "get_path", lambda name: str(tmp_path))
+    [problem] = torch_compile.validate(tiny_settings("--torch_compile"), "cpu")
     assert f"{tmp_path} has no Python.h" in problem and "python3-dev" in problem
 
 
@@ -351,36 +352,37 @@ def with_triton(monkeypatch):
 def test_cuda_graphs_do_not_accumulate(mode, with_triton):
     """They keep their outputs in place, gradients among them, which the next micro-batch would overwrite."""
     flags = ["--torch_compile", "--torch_compile_mode", mode]
-    assert toolchain.problems(tiny_settings(*flags), "cuda") == []
-    found = toolchain.problems(tiny_settings(*flags, "--gradient_accumulation_steps", "4"), "cuda")
+    assert torch_compile.validate(tiny_settings(*flags), "cuda") == []
+    found = torch_compile.validate(tiny_settings(*flags, "--gradient_accumulation_steps", "4"), "cuda")
     assert len(found) == (mode in ("reduce-overhead", "max-autotune"))
     for problem in found:
         assert f"--torch_compile_mode {mode} has the compiler replay CUDA graphs" in problem
         assert "of 4 accumulated micro-batches; use --torch_compile_mode max-autotune-no-cudagraphs" in problem
-    assert toolchain.problems(tiny_settings(*flags, "--gradient_accumulation_steps", "4"), "cpu") == []
+    assert torch_compile.validate(tiny_settings(*flags, "--gradient_accumulation_steps", "4"), "cpu") == []
 
 
 def test_cuda_graphs_by_the_environment_do_not_accumulate_either(with_triton):
     with inductor.patch({"triton.cudagraphs": True}):
-        [found] = toolchain.problems(tiny_settings("--torch_compile", "--gradient_accumulation_steps", "4"), "cuda")
+        [found] = torch_compile.validate(
+            tiny_settings("--torch_compile", "--gradient_accumulation_steps", "4"), "cuda"
+        )
     assert "TORCHINDUCTOR_CUDAGRAPHS=1" in found and "unset it" in found
 
 
 @pytest.mark.parametrize("half", [{"config": "accelerate_configs/bf16.yaml"}, {"dtype": "bfloat16"}])
 def test_bf16_is_not_compiled_on_a_gpu_without_its_instructions(half, monkeypatch):
     """Inductor would leave every graph in eager mode with a warning. Such a rung is skipped before it trains."""
-    monkeypatch.setattr(techniques, "device_type", lambda settings: "cuda")
-    monkeypatch.setattr(techniques, "device_name", lambda device: "Tesla T4")
-    monkeypatch.setattr(techniques, "native_precision", lambda device: ["fp32", "fp16"])
+    monkeypatch.setattr(torch_compile, "device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch_compile, "native_precision", lambda device: ["fp32", "fp16"])
     settings = tiny_settings("--torch_compile", **half)
     with pytest.raises(UnavailableTechnique, match="leaves bf16 in eager mode on Tesla T4"):
-        apply_compile(build_model(settings), settings)
+        torch_compile.apply(build_model(settings), settings, torch.device("cuda"))
     for other in ("fp16", "fp32"):
         settings = tiny_settings("--torch_compile", config=f"accelerate_configs/{other}.yaml")
-        apply_compile(build_model(settings), settings).close()
-    monkeypatch.setattr(techniques, "native_precision", lambda device: ["fp32", "fp16", "bf16"])
+        torch_compile.apply(build_model(settings), settings, torch.device("cuda")).close()
+    monkeypatch.setattr(torch_compile, "native_precision", lambda device: ["fp32", "fp16", "bf16"])
     settings = tiny_settings("--torch_compile", **half)
-    apply_compile(build_model(settings), settings).close()
+    torch_compile.apply(build_model(settings), settings, torch.device("cuda")).close()
 
 
 def test_regions_of_a_release_that_checkpoints_around_them_are_refused():
@@ -398,8 +400,8 @@ def test_regions_of_a_release_that_checkpoints_around_them_are_refused():
         model._no_split_modules = ["OldBlock" if old else "GPT2Block"]
         for block in model.transformer.h:
             block.__class__ = OldBlock if old else GPT2Block
-        apply_checkpointing(model, settings, torch.device("cpu"))
-        apply_compile(model, settings).close()
+        gradient_checkpointing.apply(model, settings, CPU)
+        torch_compile.apply(model, settings, CPU).close()
 
     compiled(True)
     compiled(False, "--gradient_checkpointing")
@@ -411,7 +413,7 @@ def test_checkpointed_regions_recompute_inside_their_graph(cache):
     """Where they are not refused: no release may pass from one of the two to neither."""
     flags = ["--max_steps", "4", "--torch_compile_scope", "regional", "--torch_compile_cache_dir", cache]
     trained = train_tiny(tiny_settings("--torch_compile", "--gradient_checkpointing", *flags))
-    assert trained.proof.check(trained.accelerator)["recomputed_blocks"] > 0
+    assert trained.proof.verify(trained.accelerator)["recomputed_blocks"] > 0
 
 
 @pytest.mark.gpu
@@ -423,5 +425,5 @@ def test_modes_equal_eager_on_a_gpu(mode, accumulation, cache):
     compiling = ["--torch_compile", "--torch_compile_mode", mode, "--torch_compile_cache_dir", cache]
     eager = train_tiny(tiny_settings(*flags, use_cpu=False))
     compiled = train_tiny(tiny_settings(*flags, *compiling, use_cpu=False))
-    compiled.proof.check(compiled.steps[-1])
+    compiled.proof.verify(compiled.steps[-1])
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)

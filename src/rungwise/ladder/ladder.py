@@ -21,8 +21,8 @@ from ..data.fingerprint import changes, fingerprints
 from ..environment import machine
 from ..errors import SettingsError
 from ..report.comparable import differences
+from ..run.configure import check
 from ..run.record import read_result, write_json
-from ..run.run import check
 from ..settings.fields import Settings
 from .ladder_file import ONE_PROCESS, Rung
 from .processes import end_processes, last_words, wait_for

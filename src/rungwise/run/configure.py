@@ -3,17 +3,14 @@
 import dataclasses
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from .. import float32, tracking
+from .. import techniques, tracking
 from ..data import loader as data
 from ..errors import SettingsError
 from ..model import model as models
 from ..settings.fields import FIELDS, OWN, Settings
 from ..settings.parse import parse
-from ..techniques import apply as techniques
-from ..techniques import fsdp as sharding
-from ..techniques import torch_compile as toolchain
-from ..techniques.apply import device_type
 from ..terminal import print_anything
 from . import checkpoint, eager_run
 from .rank_errors import exit_on_problems
@@ -42,15 +39,13 @@ def check(
     settings = dataclasses.replace(settings, **values, origins=settings.origins | dict.fromkeys(names, OWN))
     for part, check_part in (
         ("model", models.problems),
-        ("techniques", techniques.problems),
+        ("techniques", techniques.validate),
         ("output", checkpoint.problems),
         ("data", data.problems),
         ("output", tracking.problems),
         ("techniques", eager_run.problems),
     ):
         problems += check_part(settings) if part not in own else []
-    for check_device in (sharding.problems, float32.problems, toolchain.problems):
-        problems += check_device(settings, device_type(settings))
     return settings, problems
 
 
@@ -70,3 +65,9 @@ def configure(
         if problems:
             raise SettingsError(problems)
     return settings
+
+
+def build_datasets(settings: Settings) -> tuple[Any, Any]:
+    """The rows to train on and those to evaluate on, if any. Exits with code 2 and a message if there are none."""
+    with exit_on_problems():
+        return data.build_datasets(settings)

@@ -3,35 +3,37 @@
 import atexit
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, set_seed
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from .. import tracking
 from ..data.fingerprint import describe as describe_data
 from ..environment import describe
 from ..loop import Step
+from ..metrics.flops import matmul_flops_per_second, model_flops_per_row
 from ..metrics.memory import MemoryMeter
-from ..metrics.throughput import StepMeter, matmul_flops_per_second, model_flops_per_row
+from ..metrics.throughput import StepMeter
+from ..model.model import save_model
 from ..settings.fields import Settings
 from ..signals import Signals, Terminated
+from ..techniques import lora
 from ..techniques.compile_record import CompileRecord
-from ..techniques.evidence import Proof
+from ..techniques.evidence import Evidence
 from . import checkpoint, console, eager_run
 from . import rank_errors as ranks
-from .configure import check, configure, exit_on_problems
 from .files import Files
 from .record import Record, write_reason
 from .served import Served
 from .status import lost_a_rank, outcome
-
-__all__ = ["Run", "check", "configure", "exit_on_problems"]
 
 
 class Run:
@@ -50,10 +52,12 @@ class Run:
         self.accelerator: Accelerator | None = None
         self.progress: console.Progress | None = None
         self.compiled: CompileRecord | None = None
-        self.proof: Proof | None = None
+        self.evidence: Evidence | None = None
         self.served = Served(settings)
         self.signals = Signals(self._terminated if settings.num_processes > 1 else None)
         self.files = Files(self.folder)
+        self.first_step = 1
+        self._building = ExitStack()
         self.resumed = checkpoint.find_checkpoint(settings) if ranks.is_main() else None  # which tells the others
 
     def __enter__(self) -> "Run":
@@ -66,7 +70,10 @@ class Run:
         return self
 
     def start(self, accelerator: Accelerator) -> Accelerator:
-        """Takes note of where the run runs, shows its settings and starts the tracker."""
+        """Takes note of where the run runs, shows its settings, starts the tracker, and seeds all random numbers.
+
+        From here to `prepare` the model and the optimizer are built: their memory counts.
+        """
         settings, device = self.settings, accelerator.device
         self.memory = MemoryMeter(device)
         self.meter = StepMeter(device, self.memory, settings.untimed_steps)
@@ -80,20 +87,47 @@ class Run:
             self.progress = console.Progress(settings.max_steps)
             if self.resumed is None:
                 self.tracker = tracking.build_tracker(settings, self.record.config())
+        set_seed(settings.seed)
+        self._building.enter_context(self.memory.building())
         return accelerator
 
-    def building(self) -> AbstractContextManager[None]:
-        """Around what makes the model and the optimizer: their memory counts."""
-        return self.memory.building()
+    def prepare(
+        self,
+        model: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler,
+        batches: DataLoader,
+        compiled: CompileRecord | None = None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
+        """Has Accelerate prepare what is trained, and goes on from the checkpoint that was asked for, if any.
 
-    def watch(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, compiled: CompileRecord | None) -> None:
-        """Watches whom memory belongs to, and that every technique acts. Call it before `prepare`."""
-        self.memory.watch(model, optimizer)
+        Watched from here on: whom memory belongs to, and that every technique acts. `first_step` is then the step to
+        begin with, and `batches` begin with its rows.
+
+        Args:
+            model: with the techniques applied.
+            optimizer: of what is trained of it.
+            scheduler: not prepared, since a prepared one would step once a process.
+            batches: of all steps.
+            compiled: of a model that is compiled.
+        """
+        self._watch(model, optimizer, compiled)
+        model, optimizer, batches = self.accelerator.prepare(model, optimizer, batches)
+        self._building.close()
+        self.scheduler = scheduler
+        done = self._resume() if self.resumed else 0
+        self.first_step = done + 1
+        batches = self.accelerator.skip_first_batches(batches, done * self.settings.gradient_accumulation_steps)
+        return model, optimizer, batches
+
+    def _watch(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, compiled: CompileRecord | None) -> None:
         settings = self.settings
+        self.memory.watch(model, optimizer)
         frozen = frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
-        self.record.row_flops = model_flops_per_row(model.config, settings.block_size, frozen, settings.use_peft)
+        adapters = lora.has_adapters(model)
+        self.record.row_flops = model_flops_per_row(model.config, settings.block_size, frozen, adapters)
         self.compiled = compiled
-        self.proof = Proof(model, optimizer, self.accelerator, settings, compiled)
+        self.evidence = Evidence(model, optimizer, self.accelerator, settings, compiled)
         if compiled:
             self.meter.compilations = lambda: compiled.compilations
 
@@ -110,8 +144,8 @@ class Run:
             self._keep(step, {})
             if ranks.is_main():
                 self.progress.show(step)
-        if self.proof:
-            self.record.evidence = self.proof.check(step)
+        if self.evidence:
+            self.record.evidence = self.evidence.verify(step)
 
     def _keep(self, step: Step, evaluation: Mapping[str, float]) -> None:
         row = self.record.add(step)
@@ -137,14 +171,11 @@ class Run:
         with self.compiled.aside() if self.compiled else nullcontext():
             yield log
 
-    def resume(self, scheduler: LRScheduler) -> int:
-        """Goes on from the checkpoint that was asked for, if any. Returns how many steps it has behind it."""
-        self.served.resumed = True
-        if self.resumed is None:
-            return 0
-        steps, tracked = checkpoint.load_checkpoint(self.accelerator, scheduler, self.resumed, self.record)
-        self.record.restored_steps = len(steps)
-        self.proof.restart()
+    def _resume(self) -> int:
+        """Goes on from a checkpoint. Returns how many steps it has behind it."""
+        steps, tracked = checkpoint.load_checkpoint(self.accelerator, self.scheduler, self.resumed, self.record)
+        self.record.restored_steps = self.served.before = len(steps)
+        self.evidence.restart()
         with self.signals.whole():
             if ranks.is_main():
                 self.files.begin(self.record, self.resumed)
@@ -153,23 +184,29 @@ class Run:
             evaluations = {found["step"]: {"eval/loss": found["loss"]} for found in self.record.evaluations}
             for step in steps:
                 self._keep(step, evaluations.get(step.number, {}))
-        self.served.before = len(steps)
         return len(steps)
 
-    def save_checkpoint(self, scheduler: LRScheduler) -> None:
+    def save_checkpoint(self) -> None:
         """Saves a checkpoint after the last logged step, if it is time for one."""
         every = self.settings.checkpointing_steps
         if every and len(self.record.steps) % every == 0:
-            checkpoint.save_checkpoint(self.accelerator, scheduler, self.record, self.tracker.id)
+            checkpoint.save_checkpoint(self.accelerator, self.scheduler, self.record, self.tracker.id)
             self.served.saved = len(self.record.steps)
+
+    def save_model(self, model: nn.Module) -> None:
+        """Saves the prepared model as a Transformers folder, if that was asked for. Call it in every process."""
+        if self.settings.save_model:
+            save_model(self.accelerator, model, self.folder / "model")
+            self.served.saved_model = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is None and self.accelerator:
-            error = self._gather_memory() or self.served.finish(self.record, self.proof)
+            error = self._gather_memory() or self.served.finish(self.record, self.evidence)
         self.signals.end()  # nothing interrupts what follows
         self._say_why(error)
+        self._building.close()  # of a run that did not come to `prepare`
         record = self.record
         if self.compiled:
             record.compile = self.compiled.result()

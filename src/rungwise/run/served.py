@@ -1,10 +1,8 @@
 """Whether the script does what its flags say: one that stands in `result.json` and did nothing is a false label."""
 
-from pathlib import Path
-
 from ..settings.fields import Settings
-from ..techniques.evidence import InactiveTechnique, Proof
-from . import rank_errors as ranks
+from ..techniques.evidence import Evidence
+from ..techniques.seen import InactiveTechnique
 from .record import Record
 
 
@@ -12,16 +10,14 @@ class Served:
     """Takes notes of what a script does between its steps, and compares them with its flags.
 
     Attributes:
-        resumed: whether the script asked to go on from a checkpoint.
         before: steps that a checkpoint had behind it.
         saved: the last step after which a checkpoint was saved.
+        saved_model: whether the model was saved.
     """
 
     def __init__(self, settings: Settings):
-        self.resumed, self.before, self.saved = False, 0, 0
+        self.before, self.saved, self.saved_model = 0, 0, False
         self._settings = settings
-        self._model = Path(settings.output_dir) / "model" / "config.json"
-        self._model_was = self._stamp()
 
     def check(self, record: Record) -> None:
         """Call before a step is kept: whatever was due after the one before it has been done by then.
@@ -33,31 +29,23 @@ class Served:
         if missed:
             raise InactiveTechnique("; ".join(missed))
 
-    def finish(self, record: Record, proof: Proof | None) -> InactiveTechnique | None:
+    def finish(self, record: Record, evidence: Evidence | None) -> InactiveTechnique | None:
         """Why a run that has come to its end is not what its settings say, if so."""
         # After the last step of a run that its script ends early, nothing is due.
         early = len(record.steps) < self._settings.max_steps
         missed = [] if early else self._missed(record, len(record.steps))
-        # Files are the main process's.
-        if ranks.is_main() and self._settings.save_model and self._stamp() == self._model_was:
+        if self._settings.save_model and not self.saved_model:
             missed.append(
-                f"--save_model: nothing was saved in {self._model.parent}; call save_model(accelerator, model, "
-                'Path(settings.output_dir) / "model") after the last step, or drop the flag'
+                "--save_model: nothing was saved; call run.save_model(model) after the last step, or drop the flag"
             )
         # Of steps that were all skipped, the outcome says why.
-        if proof and not all(step.skipped for step in record.steps):
-            missed += proof.undecided
+        if evidence and not all(step.skipped for step in record.steps):
+            missed += evidence.undecided
         return InactiveTechnique("; ".join(missed)) if missed else None
 
     def _missed(self, record: Record, step: int) -> list[str]:
         """What was to be done by the end of this step and was not."""
         asked, missed = self._settings, []
-        if asked.resume_from_checkpoint and not self.resumed:
-            missed.append(
-                f"--resume_from_checkpoint {asked.resume_from_checkpoint}: the script starts anew; call "
-                "done = run.resume(scheduler) after accelerator.prepare, and give train() first_step=done + 1, or "
-                "drop the flag"
-            )
         evaluated = record.evaluations[-1]["step"] if record.evaluations else 0
         if self._due(asked.eval_steps, step) and evaluated != step:
             missed.append(
@@ -67,13 +55,9 @@ class Served:
         if self._due(asked.checkpointing_steps, step) and self.saved != step:
             missed.append(
                 f"--checkpointing_steps {asked.checkpointing_steps}: no checkpoint after step {step}; call "
-                "run.save_checkpoint(scheduler) after each step, or drop the flag"
+                "run.save_checkpoint() after each step, or drop the flag"
             )
         return missed
 
     def _due(self, every: int | None, step: int) -> bool:
         return every is not None and step > self.before and step % every == 0
-
-    def _stamp(self) -> int | None:
-        """When the model was saved, by the file system's clock; None if it never was."""
-        return self._model.stat().st_mtime_ns if self._model.is_file() else None

@@ -6,7 +6,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from ..errors import SettingsError
 from ..loop import Diverged, Step
 from ..signals import Terminated
-from ..techniques.apply import UnavailableTechnique
+from ..techniques.seen import UnavailableTechnique
 
 
 def lost_a_rank(error: BaseException | None) -> bool:

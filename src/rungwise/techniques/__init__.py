@@ -1,0 +1,84 @@
+"""The techniques, a file each, and the order in which they take hold of a run.
+
+A technique's file holds `validate` (why it cannot be had, before anything is built), what applies it, and `evidence`
+and `update_evidence` (what was seen of it in a step, and what is missing). No other chapter knows how one works.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DataLoaderConfiguration, TorchDynamoPlugin
+from torch import nn
+from transformers import PreTrainedModel
+
+from .. import threads
+from ..device import device_type
+from ..settings.fields import Settings
+from . import fsdp, gradient_accumulation, gradient_checkpointing, lora, mixed_precision, torch_compile
+from .compile_record import CompileRecord
+from .optimizer import build_optimizer, build_scheduler
+
+__all__ = ["apply_techniques", "build_accelerator", "build_optimizer", "build_scheduler", "validate"]
+
+_VALIDATED: tuple[Callable[[Settings, str], list[str]], ...] = (
+    mixed_precision.validate,
+    lora.validate,
+    torch_compile.validate,
+    fsdp.validate,
+)
+
+
+def validate(settings: Settings) -> list[str]:
+    """What of the techniques that were asked for cannot be had here, found before anything is built."""
+    device = device_type(settings)
+    return [error for check in _VALIDATED for error in check(settings, device)]
+
+
+def build_accelerator(settings: Settings) -> Accelerator:
+    """The Accelerator of this run, which is told of precision, accumulation and sharding before there is a model."""
+    device = device_type(settings)
+    if device == "cpu":
+        threads.share_cores()
+        # Models with kernels of their own, as Mamba 2, advise to install them; none of them runs on a CPU.
+        logging.getLogger("transformers.integrations.hub_kernels").addFilter(_not_about_kernels)
+    mixed_precision.install(settings, device)
+    sharding = fsdp.plugin(settings)
+    accelerator = Accelerator(
+        cpu=device == "cpu",
+        fsdp_plugin=None if device == "cpu" else sharding,
+        mixed_precision=settings.mixed_precision,
+        gradient_accumulation_plugin=gradient_accumulation.plugin(settings),
+        # Each process reads a stream itself and keeps its share. Read by one and sent to all, rows would be part of
+        # the traffic that is measured, and bad data of one rank a riddle to the others.
+        dataloader_config=DataLoaderConfiguration(dispatch_batches=False),
+        # Compiling is `apply_techniques`'s; whatever the launcher was told would compile a second time.
+        dynamo_plugin=TorchDynamoPlugin(backend="no"),
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )
+    if device == "cpu" and sharding is not None:
+        fsdp.shard_on_cpu(accelerator, sharding)
+    mixed_precision.scale_gradients(accelerator, settings)
+    return accelerator
+
+
+def apply_techniques(
+    model: PreTrainedModel, settings: Settings, device: torch.device
+) -> tuple[nn.Module, CompileRecord | None]:
+    """What the techniques make of a model, in an order that is not free.
+
+    1. Checkpointing asks Transformers' own model, which LoRA then wraps.
+    2. LoRA changes the layers, so that it comes before they are compiled; what it freezes, the optimizer leaves out.
+    3. Compiling takes the forward pass as it is by now. DDP and FSDP2, which `prepare` adds, stay outside of it.
+
+    Raises:
+        UnavailableTechnique: one that was asked for cannot be had with this model, device or release.
+    """
+    gradient_checkpointing.apply(model, settings, device)
+    model = lora.apply(model, settings)
+    return model, torch_compile.apply(model, settings, device)
+
+
+def _not_about_kernels(record: logging.LogRecord) -> bool:
+    return "is falling back to its reference PyTorch implementation" not in record.getMessage()

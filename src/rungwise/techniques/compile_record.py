@@ -37,6 +37,7 @@ class CompileRecord:
         self.seconds = 0.0
         self.dtypes: set[torch.dtype] = set()
         self._started = 0.0
+        self.regional = settings.torch_compile_scope == "regional"
         self._mode, self._budget = settings.torch_compile_mode, settings.activation_memory_budget
         self._modules: list[nn.Module] = []
         # By identity; a note of each parameter that compiled code was called with, until the proof has asked.

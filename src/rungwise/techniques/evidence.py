@@ -10,24 +10,29 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from ..device import device_type
 from ..loop import Step
+from ..model.model import CausalLMLoss
 from ..model.probe import check_causal
 from ..settings.fields import Settings
-from .apply import device_type
+from . import fsdp, gradient_accumulation, gradient_checkpointing, lora, mixed_precision, optimizer, torch_compile
 from .compile_record import CompileRecord
-from .forward_evidence import ForwardProof
-from .update_evidence import UpdateProof
+from .observe import ForwardNotes, UpdateNotes
+from .seen import InactiveTechnique, Seen
+
+FIRST_STEP = (mixed_precision, gradient_checkpointing, torch_compile, gradient_accumulation, optimizer, fsdp)
+EACH_STEP = (gradient_accumulation, optimizer)
+CHANGED_WEIGHTS = (fsdp, mixed_precision, lora)
 
 
-class InactiveTechnique(RuntimeError):
-    """A technique that was asked for did not act, so the run would carry a false label."""
+class Evidence:
+    """Takes notes while optimizer steps run; `verify` compares them with what was asked for.
 
-
-class Proof:
-    """Takes notes while optimizer steps run; `check` compares them with what was asked for.
+    It is made of the model that the techniques were applied to, before `prepare` has sharded it.
 
     Attributes:
-        evidence: what was seen so far, as it stands in `result.json`.
+        found: what was seen so far, as it stands in `result.json`.
+        decided: whether everything has been compared.
     """
 
     def __init__(
@@ -38,22 +43,20 @@ class Proof:
         settings: Settings,
         compiled: CompileRecord | None,
     ):
-        self.evidence: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}
+        self.decided = False
         self._causal = check_causal(model, settings.block_size, device_type(settings) == "cpu")
-        self._forward = ForwardProof(model, accelerator, settings, compiled)
-        self._update = UpdateProof(model, optimizer, accelerator, settings)
+        self._loss = model.loss_function
         self._missing: list[str] = []
-
-    @property
-    def decided(self) -> bool:
-        """Whether everything has been compared."""
-        return self._update.decided or bool(self._missing)
+        forward = ForwardNotes(model, accelerator, eager=compiled is None)
+        updates = UpdateNotes(model, optimizer)
+        self._seen = Seen(settings, accelerator, model, optimizer, compiled, forward, updates)
 
     def restart(self) -> None:
-        """Forgets what loading a checkpoint did to the weights and the optimizer."""
-        self._update.restart()
+        """Forgets what loading a checkpoint did to the weights and, of a sharded optimizer, by stepping it."""
+        self._seen.updates.forget()
 
-    def check(self, step: Step) -> dict[str, Any]:
+    def verify(self, step: Step) -> dict[str, Any]:
         """Call after each optimizer step. What is decided stays so, whatever step comes later.
 
         Returns:
@@ -62,20 +65,20 @@ class Proof:
         Raises:
             InactiveTechnique: something that was asked for was not there; the message lists all of it.
         """
+        seen = self._seen
         # A window without a token to learn from ran nothing.
         if not self.decided and step.tokens:
-            if not self.evidence:
-                self._missing += self._forward.missing(step)
-                self.evidence = {**self._forward.evidence(), "causal": self._causal}
-                self._forward.close()
-            self._missing += self._update.missing(step)
-            self.evidence |= self._update.evidence()
+            seen.step = step
+            if not self.found:
+                self._first_step()
+            self._update()
+            self.decided |= bool(self._missing)
             if self.decided:
-                self._update.close()
-        self._update.next()
+                seen.updates.close()
+        seen.updates.begin()
         if self._missing:
             raise InactiveTechnique("; ".join(self._missing))
-        return self.evidence
+        return self.found
 
     @property
     def undecided(self) -> list[str]:
@@ -86,3 +89,59 @@ class Proof:
             "no step changed a weight, so that nothing shows what the techniques do to training; "
             "raise --learning_rate or --max_steps, or lower --warmup_steps"
         ]
+
+    def _add(self, judged: tuple[dict[str, Any], list[str]]) -> None:
+        found, missing = judged
+        self.found |= found
+        self._missing += missing
+
+    def _first_step(self) -> None:
+        """What the notes of the first step with tokens to learn from show."""
+        for technique in FIRST_STEP:
+            self._add(technique.evidence(self._seen))
+        self._add(_model_and_rows(self._seen))
+        self.found["causal"] = self._causal
+        if isinstance(self._loss, CausalLMLoss) and not self._loss.divided:
+            words = "the model ignores num_items_in_batch, so that its loss is not the one of the whole window"
+            self._missing.append(words)
+        self._seen.forward.close()
+
+    def _update(self) -> None:
+        """What the step did to the weights, if it changed one."""
+        seen = self._seen
+        self.found |= {"trained_parameters": seen.trained_share, "optimizer": optimizer.name_of(seen.optimizer)}
+        wrong = [error for technique in EACH_STEP for error in technique.step_evidence(seen)]
+        self._missing += wrong
+        if wrong or seen.step.skipped:
+            return
+        seen.weights = seen.updates.weights()
+        seen.changed = seen.accelerator.reduce(seen.updates.changed(seen.weights).long(), "sum") > 0
+        if not seen.changed.any():
+            return
+        self.decided = True
+        sizes = torch.tensor([p.numel() for p in seen.model.parameters()], device=seen.changed.device)
+        self.found["changed_parameters"] = int(sizes[seen.changed].sum()) / int(sizes.sum())
+        for technique in CHANGED_WEIGHTS:
+            self._add(technique.update_evidence(seen))
+
+
+def _model_and_rows(seen: Seen) -> tuple[dict[str, Any], list[str]]:
+    """What is no technique: the model's attention and randomness, and the rows, where they could be seen."""
+    asked, rows = seen.settings, seen.forward.rows
+    attention = getattr(seen.model.config, "_attn_implementation", None)
+    found, missing = {"attn_implementation": attention, "dropout": seen.forward.draws}, []
+    if asked.attn_implementation not in (None, attention):
+        missing.append(f"{asked.attn_implementation} attention was asked for, the model has {attention}")
+    wanted = (asked.micro_batch_size, asked.block_size)
+    others = [tuple(shape) for shape, _ in rows if tuple(shape) != wanted]
+    if others:
+        missing.append(
+            f"micro-batches of {wanted[0]} rows of {wanted[1]} tokens were asked for, the model was given "
+            f"{' x '.join(map(str, others[0]))}; build them by build_dataloader"
+        )
+    elif rows and seen.accelerator.num_processes > 1:
+        # Not in compiled code, where they are not seen.
+        marks = seen.accelerator.gather(torch.stack([mark for _, mark in rows]).unsqueeze(0))
+        if (marks == marks[0]).all():
+            missing.append("every process was given the same rows; give the loader to accelerator.prepare")
+    return found, missing

@@ -1,14 +1,17 @@
-"""FSDP2 by Accelerate: what it is told, and the CPU, where Accelerate does not offer it."""
+"""FSDP2 by Accelerate: what it is told, the CPU, where Accelerate does not offer it, and what keeps weights alike."""
 
 import warnings
+from typing import Any
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard
 
 from ..settings.fields import COMPUTE_DTYPES, Settings
+from .seen import Seen
 
 # How an accelerator is kept from a process.
 HIDDEN_BY = {
@@ -48,7 +51,7 @@ def shard_on_cpu(accelerator: Accelerator, sharding: FullyShardedDataParallelPlu
     accelerator.state.device_mesh = accelerator.parallelism_config.get_device_mesh("cpu")
 
 
-def problems(settings: Settings, device_type: str) -> list[str]:
+def validate(settings: Settings, device_type: str) -> list[str]:
     """What FSDP2 cannot be had with: in these settings, or on this machine for a run on a device of this type."""
     if not settings.fsdp:
         if settings.origins.get("fsdp_reshard_after_forward") == "flag":
@@ -81,3 +84,31 @@ def _precision(settings: Settings) -> MixedPrecisionPolicy:
         return MixedPrecisionPolicy()
     dtype = getattr(torch, COMPUTE_DTYPES[settings.mixed_precision])
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+
+def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
+    """Whether the processes that were asked for took part."""
+    asked, processes = seen.settings.num_processes, seen.accelerator.num_processes
+    found = {"processes": processes, "distributed_type": seen.accelerator.distributed_type.value}
+    return found, [f"{asked} processes were asked for, {processes} took part"] if processes != asked else []
+
+
+def update_evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
+    """What keeps the processes' weights alike after a step on rows of their own: FSDP2, DDP or none."""
+    wanted = "FSDP2" if seen.settings.fsdp else "DDP" if seen.accelerator.num_processes > 1 else "none"
+    engine = _engine(seen)
+    missing = [f"{wanted} was asked for between processes, {engine} is there"] if engine != wanted else []
+    return {"engine": engine}, missing
+
+
+def _engine(seen: Seen) -> str:
+    parameters = list(seen.model.parameters())
+    sharded = [isinstance(p, DTensor) and any(isinstance(x, Shard) for x in p.placements) for p in parameters]
+    if all(sharded):
+        return "FSDP2"
+    if any(sharded):
+        return f"FSDP2 for {sum(sharded)} of {len(sharded)} parameters"
+    if seen.accelerator.num_processes == 1:
+        return "none"
+    replicas = seen.accelerator.gather(seen.weights.unsqueeze(0))
+    return "DDP" if bool((replicas == replicas[0]).all()) else "none"

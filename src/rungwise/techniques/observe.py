@@ -1,4 +1,4 @@
-"""Takes notes of what happens in optimizer steps, by hooks, where it happens. What the notes show, `proof` says."""
+"""Takes notes of what happens in optimizer steps, by hooks, where it happens. Each technique says what they show."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -14,7 +14,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from ..metrics.memory import local
-from .apply import repeated_blocks
 
 # Elements that a fingerprint reads at a time: it must not show in the peak of memory.
 PIECE = 1 << 18
@@ -217,6 +216,11 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
         # Numbers wrap around, which is as good.
         total = 31 * total + (piece.to(torch.int64) * places[: len(piece)]).sum()
     return total
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The model's identical layers, by the names that Transformers has for them."""
+    return [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
 
 
 def checkpointable_blocks(model: nn.Module) -> list[nn.Module]:

@@ -1,12 +1,26 @@
-"""What torch.compile needs on this machine, and what it would get wrong there."""
+"""torch.compile: what it needs on this machine, what is compiled, and whether compiled code did the work."""
 
 import sysconfig
 from pathlib import Path
+from typing import Any
 
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..device import device_name, native_precision
 from ..settings.fields import Settings
+from .compile_record import CompileRecord
+from .gradient_checkpointing import is_checkpointed
+from .observe import repeated_blocks
+from .seen import Seen, UnavailableTechnique
+
+# With less of the compiled modules' parameters in compiled code, most of the model fell back to eager.
+LEAST_COMPILED = 0.5
 
 
-def problems(settings: Settings, device_type: str) -> list[str]:
+def validate(settings: Settings, device_type: str) -> list[str]:
     """What stands in the compiler's way on this machine, found before anything is built."""
     if not settings.torch_compile:
         return []
@@ -40,6 +54,61 @@ def problems(settings: Settings, device_type: str) -> list[str]:
         if device_type == "cuda" and settings.gradient_accumulation_steps > 1:
             found += _overwritten_gradients(settings)
     return found
+
+
+def apply(model: PreTrainedModel, settings: Settings, device: torch.device) -> CompileRecord | None:
+    """Compiles the model, or its repeated block once, in place.
+
+    Raises:
+        UnavailableTechnique: regional scope for a model that names no repeated block, or whose blocks are checkpointed
+            around what would be compiled; bf16 on a GPU that the compiler leaves in eager mode.
+    """
+    if not settings.torch_compile:
+        return None
+    if device.type == "cuda" and settings.precision == "bf16" and "bf16" not in native_precision(device):
+        raise UnavailableTechnique(
+            f"the compiler leaves bf16 in eager mode on {device_name(device)}, which has no bf16 instructions; "
+            "use an fp16 config, or leave --torch_compile out"
+        )
+    regional = settings.torch_compile_scope == "regional"
+    modules = repeated_blocks(model) if regional else [model]
+    if not modules:
+        raise UnavailableTechnique(
+            f"{type(model).__name__} names no repeated block, so nothing would be compiled; "
+            "use --torch_compile_scope model"
+        )
+    if regional and any(is_checkpointed(module) and _has_own_call(module) for module in modules):
+        raise UnavailableTechnique(
+            f"this Transformers release ({transformers.__version__}) checkpoints {type(modules[0]).__name__} from "
+            "outside what regional compiling compiles, so that no graph would recompute anything; "
+            "use --torch_compile_scope model, or Transformers 5.23 or newer"
+        )
+    record = CompileRecord(settings)
+    record.compile(modules)
+    return record
+
+
+def _has_own_call(block: nn.Module) -> bool:
+    """Whether a block wraps its `__call__`, as by a checkpoint: `compile()` takes the inside alone."""
+    return type(block).__call__ is not nn.Module.__call__
+
+
+def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
+    """How many graphs there are, and whether compiled code used most of the parameters."""
+    compiled = seen.compiled
+    if compiled is None or not compiled.graphs:
+        found = {"compiled_graphs": 0, "compiled_parameters": 0.0}
+        asked = seen.settings.torch_compile
+        return found, ["torch_compile was asked for, and no graph was compiled"] if asked else []
+    share = compiled.compiled_share()
+    found = {"compiled_graphs": compiled.graphs, "compiled_parameters": share}
+    if share >= LEAST_COMPILED:
+        return found, []
+    reasons = "; ".join(compiled.result()["graph_break_reasons"])
+    return found, [
+        f"torch_compile was asked for, and {share:.0%} of the parameters were used by compiled code: "
+        f"most of it fell back to eager ({reasons or 'no graph break is known'})"
+    ]
 
 
 def _overwritten_gradients(settings: Settings) -> list[str]:

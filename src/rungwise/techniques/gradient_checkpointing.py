@@ -1,0 +1,90 @@
+"""Gradient checkpointing: each block keeps its input alone and runs forward again in the backward pass."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..settings.fields import Settings
+from .observe import checkpointable_blocks
+from .seen import Seen, UnavailableTechnique
+
+
+def apply(model: PreTrainedModel, settings: Settings, device: torch.device) -> None:
+    """Has each block keep its input alone and run forward again in the backward pass.
+
+    Raises:
+        UnavailableTechnique: the model cannot, the release does not know an option, or there is nothing to offload to.
+    """
+    if not settings.gradient_checkpointing:
+        return
+    options = {"use_reentrant": False, **(settings.gradient_checkpointing_kwargs or {})}
+    # What is Transformers' own stands beside the keyword arguments of torch.utils.checkpoint, not among them.
+    own = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
+    # Transformers renamed the method; older 5.x releases only have the first name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    if not model.supports_gradient_checkpointing:
+        raise UnavailableTechnique(
+            f"{type(model).__name__} does not support gradient checkpointing; leave --gradient_checkpointing out"
+        )
+    if own.get("offload") and device.type == "cpu":
+        raise UnavailableTechnique("offload moves activations from an accelerator to the host; this run is on the CPU")
+    unknown = [name for name in own if name not in inspect.signature(enable).parameters]
+    if unknown:
+        raise UnavailableTechnique(
+            f"this Transformers release does not know {', '.join(unknown)} in --gradient_checkpointing_kwargs; "
+            "install a newer one, or leave it out"
+        )
+    enable(options, **own)
+    if not any(is_checkpointed(module) for module in model.modules()):
+        raise UnavailableTechnique(
+            f"{type(model).__name__} has no block that Transformers can checkpoint; leave --gradient_checkpointing out"
+        )
+
+
+def is_checkpointed(module: nn.Module) -> bool:
+    """Whether this is a block that recomputes itself in the backward pass."""
+    return isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
+
+
+def is_reentrant(settings: Settings) -> bool:
+    """Whether blocks are checkpointed in PyTorch's older way, which only sees a gradient that its input asks for."""
+    return bool((settings.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
+
+
+def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
+    """Which blocks were recomputed that should not have been, or were not that should."""
+    compiled = seen.compiled
+    recomputed = compiled.recomputed_blocks if compiled else sum(block.recomputed for block in seen.forward.blocks)
+    return {"recomputed_blocks": recomputed}, _why_not(seen, recomputed)
+
+
+def _why_not(seen: Seen, recomputed: int) -> list[str]:
+    asked = seen.settings
+    every = (asked.gradient_checkpointing_kwargs or {}).get("every_n_layers", 1)
+    if asked.gradient_checkpointing != (recomputed > 0):
+        return [
+            f"gradient checkpointing was asked for: {asked.gradient_checkpointing}; "
+            f"blocks that were recomputed: {recomputed}"
+        ]
+    if not asked.gradient_checkpointing:
+        return []
+    if seen.compiled:
+        # Of a block that is compiled once for all, one stands for all.
+        owed = 1 if seen.compiled.regional else len(checkpointable_blocks(seen.model)[::every])
+        wrong = [f"{recomputed} of {owed}"] if recomputed < owed else []
+    else:
+        blocks = seen.forward.blocks
+        due = [block.owed if index % every == 0 else 0 for index, block in enumerate(blocks)]
+        wrong = [
+            f"block {index} {block.recomputed} times in {wanted} passes"
+            for index, (block, wanted) in enumerate(zip(blocks, due, strict=True))
+            if block.recomputed < wanted or (wanted == 0 and block.recomputed)
+        ]
+    if not wrong:
+        return []
+    which = "each block" if every == 1 else f"one block in {every}"
+    return [f"gradient checkpointing of {which} was asked for; recomputed were: {', '.join(wrong)}"]
