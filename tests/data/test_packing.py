@@ -1,5 +1,6 @@
 """Texts to rows: no token is lost, moved or made up; whole and streamed the same; tokenized once."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,11 +98,14 @@ def test_the_standard_library_is_text_of_bytes():
     assert len(rows) * 32 > 2_000_000
 
 
+# Of a process that imports this file, too.
+HERE = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([ENVIRONMENT["PYTHONPATH"], str(Path(__file__).parent)])}
 COUNTED = """
 import sys
-import test_text
 
-print(test_text.tokenizer_calls(sys.argv[1], sys.argv[2]))
+import test_packing
+
+print(test_packing.tokenizer_calls(sys.argv[1], sys.argv[2]))
 """
 
 
@@ -123,7 +127,7 @@ def test_texts_are_tokenized_once_for_all_runs(tmp_path):
     path.write_text("w1 w2 w3 w4\n" * 50)
     assert tokenizer_calls(path, tokenizer) == 1
     command = [sys.executable, "-c", COUNTED, str(path), tokenizer]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, env=HERE, capture_output=True, text=True, timeout=600)
     # No bar where there is no terminal, and no warning that a cache cannot be used.
     assert (done.stdout, done.stderr) == ("0\n", "")
     path.write_text("w1 w2 w3 w5\n" * 50)

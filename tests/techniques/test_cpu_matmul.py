@@ -7,8 +7,8 @@ import textwrap
 SCRIPT = textwrap.dedent(
     """
     import warnings; warnings.simplefilter("error")
-    import rungwise, torch
-    from rungwise import cpu_matmul
+    import torch
+    from rungwise.techniques import cpu_matmul
     fp32 = torch.randn(70, 33) @ torch.randn(33, 5)
     g = torch.Generator().manual_seed(0)
     a32, b32 = torch.randn(70, 33, generator=g), torch.randn(33, 5, generator=g)
