@@ -77,6 +77,12 @@ def test_fsdp2_on_the_cpu_beside_an_accelerator(accelerator, kind, use_cpu):
         assert found == []
 
 
+def test_adafactor_is_not_given_shards(accelerator):
+    accelerator(None)
+    [problem] = fsdp.validate(tiny_settings("--optim", "adafactor", **FSDP), "cpu")
+    assert "--optim adafactor under FSDP2: it cannot be given sharded parameters; use adamw_torch or sgd" in problem
+
+
 def test_fsdp2_where_nothing_stands_in_its_way(accelerator):
     accelerator(None)
     assert fsdp.validate(tiny_settings(**FSDP), "cpu") == []

@@ -221,7 +221,7 @@ FORGOTTEN = {
     "the optimizer": (
         ("rungwise.build_optimizer(model, settings)", "torch.optim.SGD(model.parameters(), lr=1e-3)"),
         {"optim": "adamw_torch"},
-        "optim adamw_torch was asked for, the optimizer has SGD",
+        "optim adamw_torch was asked for, the optimizer has sgd",
     ),
     "sizes of rows": (
         ("my_rows(settings.block_size)", "my_rows(24)"),

@@ -209,7 +209,7 @@ def test_tensorboard_through_the_same_interface(settings):
     settings = dataclasses.replace(settings, report_to="tensorboard")
     with Run(settings) as run:
         run.start(build_accelerator(settings))
-        run.tracker.log({"train/loss": 2.0}, step=1)
+        run.reporter.tracker.log({"train/loss": 2.0}, step=1)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(Path(settings.output_dir) / settings.run_name))

@@ -50,7 +50,7 @@ def test_a_technique_that_did_not_act_is_found(case):
 
 
 OPTIMIZERS = {
-    "optim": ("adamw_torch_fused", "optim adamw_torch_fused was asked for, the optimizer has SGD"),
+    "optim": ("adamw_torch_fused", "optim adamw_torch_fused was asked for, the optimizer has sgd"),
     "learning_rate": ("0.01", "learning_rate 0.01 was asked for, the optimizer has 0.05"),
     "weight_decay": ("0.1", "weight_decay 0.1 was asked for, the optimizer has 0"),
 }
@@ -60,7 +60,7 @@ OPTIMIZERS = {
 def test_an_optimizer_of_ones_own_is_recorded_and_refused_where_a_flag_says_otherwise(flag):
     value, message = OPTIMIZERS[flag]
     assert message in verdict(run(f"--{flag}", value, sgd=True))
-    assert run(sgd=True).evidence["optimizer"] == "SGD"
+    assert run(sgd=True).evidence["optimizer"] == "sgd"
     assert run(f"--{flag}", value).evidence["optimizer"] == value if flag == "optim" else "adamw_torch"
 
 

@@ -51,6 +51,7 @@ class MemoryMeter:
         self._rss: int | None = None
         self._live_after_building = 0
         self._windows = 0
+        self._stepped = self._has_stepped = False
         self._owners: dict[str, int] = {}
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -91,8 +92,9 @@ class MemoryMeter:
     @contextmanager
     def window(self) -> Iterator[None]:
         """Counts one whole optimizer step. The first that starts with the optimizer's state in place is the last."""
-        # A run that goes on from a checkpoint has that state from the start; its first step compiles, and is left out.
-        complete = bool(self._optimizer.state) and self._windows > 0
+        # State is in place once the optimizer has stepped, be there none as in plain SGD. A run that goes on from a
+        # checkpoint has it from the start; its first step compiles, and is left out.
+        complete = self._has_stepped and self._windows > 0
         self._windows += 1
         self._stepped = False
         if self.device.type == "cpu" and complete:
@@ -149,7 +151,7 @@ class MemoryMeter:
         return found if self.device.type == "cpu" else {**found, "alloc_retries": self._retries}
 
     def _count_gradients(self) -> None:
-        self._stepped = True
+        self._stepped = self._has_stepped = True
         self._owners["parameters"] = tensor_bytes(self._model.parameters())
         # With DDP several gradients are views into one bucket, so they are counted one by one.
         gradients = (local(p.grad) for p in self._model.parameters() if p.grad is not None)

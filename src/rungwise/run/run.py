@@ -1,7 +1,6 @@
 """One run's bookkeeping: settings in, `result.json` out, whatever happens between."""
 
 import atexit
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from .. import tracking
 from ..data.fingerprint import describe as describe_data
 from ..environment import describe
 from ..loop import Step
@@ -28,10 +26,10 @@ from ..signals import Signals, Terminated
 from ..techniques import lora
 from ..techniques.compile_record import CompileRecord
 from ..techniques.evidence import Evidence
-from . import checkpoint, console, eager_run
+from . import checkpoint, eager_run
 from . import rank_errors as ranks
-from .files import Files
 from .record import Record, write_reason
+from .reporter import Reporter
 from .served import Served
 from .status import lost_a_rank, outcome
 
@@ -48,25 +46,19 @@ class Run:
         self.record = Record(settings)
         self.folder = Path(settings.output_dir)
         self.exit_code = 0
-        self.tracker = tracking.Tracker()
         self.accelerator: Accelerator | None = None
-        self.progress: console.Progress | None = None
         self.compiled: CompileRecord | None = None
         self.evidence: Evidence | None = None
         self.served = Served(settings)
         self.signals = Signals(self._terminated if settings.num_processes > 1 else None)
-        self.files = Files(self.folder)
+        self.reporter = Reporter(settings, self.folder)
         self.first_step = 1
         self._building = ExitStack()
         self.resumed = checkpoint.find_checkpoint(settings) if ranks.is_main() else None  # which tells the others
 
     def __enter__(self) -> "Run":
         self.signals.__enter__()
-        if ranks.is_main():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            ranks.forget_words(self.folder)
-            if self.resumed is None:
-                self.files.begin(self.record, None)
+        self.reporter.enter(self.record, self.resumed)
         return self
 
     def start(self, accelerator: Accelerator) -> Accelerator:
@@ -83,10 +75,7 @@ class Run:
         self.resumed = checkpoint.agree(self.resumed)
         if ranks.is_main():
             self.record.data = describe_data(settings, *self.rows)
-            print(console.settings_block(settings, self.record.environment), flush=True)
-            self.progress = console.Progress(settings.max_steps)
-            if self.resumed is None:
-                self.tracker = tracking.build_tracker(settings, self.record.config())
+        self.reporter.start(self.record, self.resumed)
         set_seed(settings.seed)
         self._building.enter_context(self.memory.building())
         return accelerator
@@ -142,16 +131,12 @@ class Run:
             self.record.compile = self.compiled.result()
         with self.signals.whole():
             self._keep(step, {})
-            if ranks.is_main():
-                self.progress.show(step)
+            self.reporter.show(step)
         if self.evidence:
             self.record.evidence = self.evidence.verify(step)
 
     def _keep(self, step: Step, evaluation: Mapping[str, float]) -> None:
-        row = self.record.add(step)
-        if ranks.is_main():
-            self.files.add(step.number, row)
-            self.tracker.add({**row, **evaluation}, step=step.number)
+        self.reporter.add(step.number, self.record.add(step), evaluation)
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[float], None]]:
@@ -164,9 +149,7 @@ class Run:
         def log(loss: float) -> None:
             with self.signals.whole():
                 self.record.evaluations.append({"step": step, "loss": loss})
-                if ranks.is_main():
-                    self.tracker.add({"eval/loss": loss}, step=step)
-                    self.progress.show_evaluation(step, loss)
+                self.reporter.evaluated(step, loss)
 
         with self.compiled.aside() if self.compiled else nullcontext():
             yield log
@@ -177,10 +160,7 @@ class Run:
         self.record.restored_steps = self.served.before = len(steps)
         self.evidence.restart()
         with self.signals.whole():
-            if ranks.is_main():
-                self.files.begin(self.record, self.resumed)
-                self.tracker = tracking.build_tracker(self.settings, self.record.config(), tracked)
-                self.progress.resume(len(steps))
+            self.reporter.resume(self.record, self.resumed, tracked, len(steps))
             evaluations = {found["step"]: {"eval/loss": found["loss"]} for found in self.record.evaluations}
             for step in steps:
                 self._keep(step, evaluations.get(step.number, {}))
@@ -190,7 +170,7 @@ class Run:
         """Saves a checkpoint after the last logged step, if it is time for one."""
         every = self.settings.checkpointing_steps
         if every and len(self.record.steps) % every == 0:
-            checkpoint.save_checkpoint(self.accelerator, self.scheduler, self.record, self.tracker.id)
+            checkpoint.save_checkpoint(self.accelerator, self.scheduler, self.record, self.reporter.tracker.id)
             self.served.saved = len(self.record.steps)
 
     def save_model(self, model: nn.Module) -> None:
@@ -217,7 +197,10 @@ class Run:
             record.memory = record.memory or self.memory.result()
             atexit.register(ranks.leave_group, self.accelerator)
         if ranks.is_main():
-            self._finish(error)
+            self.reporter.end(record, error, self.exit_code, self.memory.timeline if self.accelerator else ())
+            if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
+                self.signals.interruptible()
+            self.reporter.finish(record, self.exit_code)
         self.signals.__exit__()
         return isinstance(error, Exception | KeyboardInterrupt | Terminated)
 
@@ -230,7 +213,7 @@ class Run:
         if ranks.is_main() and (isinstance(error, Terminated) or lost_a_rank(error)):
             record.reason = ranks.word_of_another(self.folder) or record.reason
         if self.exit_code and ranks.is_main():
-            self.files.write(record)
+            self.reporter.write(record)
         elif self.exit_code:
             ranks.leave_word(self.folder, record.reason, error)
 
@@ -238,20 +221,6 @@ class Run:
         """The reason of a process that is asked to end where it may not come to say so itself."""
         _, reason, _ = outcome(Terminated(), self.record.steps, self.settings.num_processes)
         write_reason(self.folder, ranks.word_of_another(self.folder) or f"{ranks.speaker()}{reason}")
-
-    def _finish(self, error: BaseException | None) -> None:
-        """The main process's files, tracker and last words."""
-        if self.progress:
-            self.progress.close()
-        if self.exit_code == 1 and self.record.status == "failed":
-            # A fault nobody foresaw: its place in the code is what its reader needs.
-            traceback.print_exception(error)
-        self.files.end(self.record, self.memory.timeline if self.accelerator else ())
-        if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
-            self.signals.interruptible()
-        self.tracker.summary(self.record.summary())
-        where = self.tracker.finish(failed=self.exit_code != 0)
-        print(console.summary_block(self.record.as_dict(), where), flush=True)
 
     def _gather_memory(self) -> BaseException | None:
         """Keeps the memory of all ranks. Returns why another rank could not be asked, if so."""

@@ -17,6 +17,8 @@ SCHEDULERS = (
 )
 # Of the parameters: fp32 master weights, or all of training in bf16.
 DTYPES = ("float32", "bfloat16")
+# As Transformers names them.
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CHECKPOINTING_KWARGS = {"use_reentrant": bool, "every_n_layers": int, "offload": bool}
 
@@ -118,7 +120,7 @@ class Settings:
     lora_target_modules: str | None = _flag(
         None, "techniques", "layers that get adapters, as in q_proj,v_proj [peft's for the family, else all linear]"
     )
-    optim: str = _flag("adamw_torch", "techniques", "optimizer", choices=("adamw_torch", "adamw_torch_fused"))
+    optim: str = _flag("adamw_torch", "techniques", "optimizer", choices=OPTIMIZERS)
 
     max_steps: int = _flag(20, "training", "optimizer steps", least=1)
     untimed_steps: int = _flag(3, "training", "first optimizer steps, measured for memory and not timed", least=2)

@@ -5,7 +5,6 @@ and `update_evidence` (what was seen of it in a step, and what is missing). No o
 """
 
 import logging
-from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -16,24 +15,23 @@ from transformers import PreTrainedModel
 from .. import threads
 from ..device import device_type
 from ..settings.fields import Settings
-from . import fsdp, gradient_accumulation, gradient_checkpointing, lora, mixed_precision, torch_compile
+from . import fsdp, gradient_accumulation, gradient_checkpointing, lora, mixed_precision, optimizer, torch_compile
 from .compile_record import CompileRecord
 from .optimizer import build_optimizer, build_scheduler
 
 __all__ = ["apply_techniques", "build_accelerator", "build_optimizer", "build_scheduler", "validate"]
 
-_VALIDATED: tuple[Callable[[Settings, str], list[str]], ...] = (
-    mixed_precision.validate,
-    lora.validate,
-    torch_compile.validate,
-    fsdp.validate,
-)
+VALIDATED = (mixed_precision, lora, torch_compile, fsdp)
+# Whose evidence shows in the first step, in each step until all is shown, and in the first one that changes a weight.
+FIRST_STEP = (mixed_precision, gradient_checkpointing, torch_compile, gradient_accumulation, optimizer, fsdp)
+EACH_STEP = (gradient_accumulation, optimizer)
+CHANGED_WEIGHTS = (fsdp, mixed_precision, lora)
 
 
 def validate(settings: Settings) -> list[str]:
     """What of the techniques that were asked for cannot be had here, found before anything is built."""
     device = device_type(settings)
-    return [error for check in _VALIDATED for error in check(settings, device)]
+    return [error for technique in VALIDATED for error in technique.validate(settings, device)]
 
 
 def build_accelerator(settings: Settings) -> Accelerator:
@@ -68,15 +66,15 @@ def apply_techniques(
 ) -> tuple[nn.Module, CompileRecord | None]:
     """What the techniques make of a model, in an order that is not free.
 
-    1. Checkpointing asks Transformers' own model, which LoRA then wraps.
-    2. LoRA changes the layers, so that it comes before they are compiled; what it freezes, the optimizer leaves out.
+    1. LoRA changes the layers and freezes the others, which all that follows has to know.
+    2. Checkpointing by PyTorch's older way must ask frozen embeddings for a gradient.
     3. Compiling takes the forward pass as it is by now. DDP and FSDP2, which `prepare` adds, stay outside of it.
 
     Raises:
         UnavailableTechnique: one that was asked for cannot be had with this model, device or release.
     """
-    gradient_checkpointing.apply(model, settings, device)
     model = lora.apply(model, settings)
+    gradient_checkpointing.apply(model, settings, device)
     return model, torch_compile.apply(model, settings, device)
 
 

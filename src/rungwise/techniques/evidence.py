@@ -15,14 +15,10 @@ from ..loop import Step
 from ..model.model import CausalLMLoss
 from ..model.probe import check_causal
 from ..settings.fields import Settings
-from . import fsdp, gradient_accumulation, gradient_checkpointing, lora, mixed_precision, optimizer, torch_compile
+from . import CHANGED_WEIGHTS, EACH_STEP, FIRST_STEP, optimizer
 from .compile_record import CompileRecord
 from .observe import ForwardNotes, UpdateNotes
 from .seen import InactiveTechnique, Seen
-
-FIRST_STEP = (mixed_precision, gradient_checkpointing, torch_compile, gradient_accumulation, optimizer, fsdp)
-EACH_STEP = (gradient_accumulation, optimizer)
-CHANGED_WEIGHTS = (fsdp, mixed_precision, lora)
 
 
 class Evidence:

@@ -63,6 +63,8 @@ def validate(settings: Settings, device_type: str) -> list[str]:
             "--torch_compile of the whole model under FSDP2: its graph breaks at every block, which FSDP2 gathers "
             "from outside; use --torch_compile_scope regional"
         )
+    if settings.optim == "adafactor":
+        found.append("--optim adafactor under FSDP2: it cannot be given sharded parameters; use adamw_torch or sgd")
     present = torch.accelerator.current_accelerator(check_available=True)
     if device_type == "cpu" and present is not None:
         # fully_shard makes its mesh of the machine's accelerators, whatever device the model is on.

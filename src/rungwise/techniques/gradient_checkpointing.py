@@ -38,6 +38,9 @@ def apply(model: PreTrainedModel, settings: Settings, device: torch.device) -> N
             f"this Transformers release does not know {', '.join(unknown)} in --gradient_checkpointing_kwargs; "
             "install a newer one, or leave it out"
         )
+    if options["use_reentrant"] and not model.get_input_embeddings().weight.requires_grad:
+        # This way only sees a gradient that the first block's input asks for, and frozen embeddings ask for none.
+        model.enable_input_require_grads()
     enable(options, **own)
     if not any(is_checkpointed(module) for module in model.modules()):
         raise UnavailableTechnique(
@@ -48,11 +51,6 @@ def apply(model: PreTrainedModel, settings: Settings, device: torch.device) -> N
 def is_checkpointed(module: nn.Module) -> bool:
     """Whether this is a block that recomputes itself in the backward pass."""
     return isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
-
-
-def is_reentrant(settings: Settings) -> bool:
-    """Whether blocks are checkpointed in PyTorch's older way, which only sees a gradient that its input asks for."""
-    return bool((settings.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
 
 
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:

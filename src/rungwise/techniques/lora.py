@@ -8,7 +8,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..settings.fields import Settings
-from . import gradient_checkpointing
 from .seen import Seen, UnavailableTechnique
 
 
@@ -41,9 +40,6 @@ def apply(model: PreTrainedModel, settings: Settings) -> nn.Module:
         # GPT-2's linear layers are kept transposed.
         fan_in_fan_out=model.config.model_type == "gpt2",
     )
-    if gradient_checkpointing.is_reentrant(settings):
-        # Embeddings are frozen, so that nothing else would ask the first block's input for a gradient.
-        model.enable_input_require_grads()
     try:
         with warnings.catch_warnings():
             # peft asks Transformers for something by the name that it had before.

@@ -1,25 +1,36 @@
 """The optimizer and its learning rate schedule."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
+from transformers.optimization import Adafactor
 
 from ..settings.fields import Settings
 from .seen import Seen
 
+Groups = list[dict[str, Any]]
+# As Transformers' Trainer makes them of the same names.
+OPTIMIZERS: dict[str, Callable[[Groups, float], torch.optim.Optimizer]] = {
+    "adamw_torch": lambda groups, lr: torch.optim.AdamW(groups, lr=lr),
+    "adamw_torch_fused": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True),
+    "adafactor": lambda groups, lr: Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False),
+    "sgd": lambda groups, lr: torch.optim.SGD(groups, lr=lr),
+}
+NAMES = {torch.optim.AdamW: "adamw_torch", Adafactor: "adafactor", torch.optim.SGD: "sgd"}
+
 
 def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW that decays matrices and embeddings alone, as is usual for language models."""
+    """The optimizer by its name. It decays matrices and embeddings alone, as is usual for language models."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    fused = True if settings.optim == "adamw_torch_fused" else None
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=fused)
+    return OPTIMIZERS[settings.optim](groups, settings.learning_rate)
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, settings: Settings) -> LRScheduler:
@@ -56,6 +67,5 @@ def step_evidence(seen: Seen) -> list[str]:
 
 def name_of(optimizer: torch.optim.Optimizer) -> str:
     """As `--optim` calls it; of another kind its class."""
-    if type(optimizer) is not torch.optim.AdamW:
-        return type(optimizer).__name__
-    return "adamw_torch_fused" if optimizer.param_groups[0].get("fused") else "adamw_torch"
+    fused = "_fused" if optimizer.param_groups[0].get("fused") else ""
+    return f"{NAMES[type(optimizer)]}{fused}" if type(optimizer) in NAMES else type(optimizer).__name__

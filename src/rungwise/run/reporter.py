@@ -1,0 +1,90 @@
+"""What the main process of a run writes and prints: its files, its tracker, the terminal."""
+
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import tracking
+from ..loop import Step
+from ..settings.fields import Settings
+from . import console
+from . import rank_errors as ranks
+from .files import Files
+from .record import Record
+
+
+class Reporter:
+    """Reports one run in every place. In any other process than the main one it does nothing.
+
+    Attributes:
+        tracker: the run in W&B or another tracker, once it is begun.
+        progress: the bar or the lines of a run that has started.
+    """
+
+    def __init__(self, settings: Settings, folder: Path):
+        self.tracker = tracking.Tracker()
+        self.progress: console.Progress | None = None
+        self._settings, self._folder = settings, folder
+        self._files = Files(folder)
+
+    def enter(self, record: Record, resumed: Path | None) -> None:
+        """Takes the run's folder; one that goes on from a checkpoint leaves all in it until that is loaded."""
+        if ranks.is_main():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            ranks.forget_words(self._folder)
+            if resumed is None:
+                self._files.begin(record, None)
+
+    def start(self, record: Record, resumed: Path | None) -> None:
+        """Shows the settings, and begins the tracker of a run that is not a resumed one."""
+        if ranks.is_main():
+            print(console.settings_block(self._settings, record.environment), flush=True)
+            self.progress = console.Progress(self._settings.max_steps)
+            if resumed is None:
+                self.tracker = tracking.build_tracker(self._settings, record.config())
+
+    def resume(self, record: Record, resumed: Path, tracked: str | None, done: int) -> None:
+        """Takes over the files and the tracked run of an earlier process, after so many steps."""
+        if ranks.is_main():
+            self._files.begin(record, resumed)
+            self.tracker = tracking.build_tracker(self._settings, record.config(), tracked)
+            self.progress.resume(done)
+
+    def add(self, step: int, row: dict[str, Any], evaluation: Mapping[str, float]) -> None:
+        """Keeps the metrics of a step, and of an evaluation after it."""
+        if ranks.is_main():
+            self._files.add(step, row)
+            self.tracker.add({**row, **evaluation}, step=step)
+
+    def show(self, step: Step) -> None:
+        """Shows a finished step."""
+        if ranks.is_main():
+            self.progress.show(step)
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Keeps and shows the loss of held-out rows."""
+        if ranks.is_main():
+            self.tracker.add({"eval/loss": loss}, step=step)
+            self.progress.show_evaluation(step, loss)
+
+    def write(self, record: Record) -> None:
+        """Writes the result, before all that takes time."""
+        self._files.write(record)
+
+    def end(
+        self, record: Record, error: BaseException | None, exit_code: int, timeline: Sequence[tuple[float, int]]
+    ) -> None:
+        """Writes all that is known at the end, and says why a run failed where nobody foresaw it."""
+        if self.progress:
+            self.progress.close()
+        if exit_code == 1 and record.status == "failed":
+            # Its place in the code is what its reader needs.
+            traceback.print_exception(error)
+        self._files.end(record, timeline)
+
+    def finish(self, record: Record, exit_code: int) -> None:
+        """Ends the tracked run and prints the summary: what may take long, after all is written."""
+        self.tracker.summary(record.summary())
+        where = self.tracker.finish(failed=exit_code != 0)
+        print(console.summary_block(record.as_dict(), where), flush=True)
