@@ -32,7 +32,7 @@ from rungwise.families.tables import (
 )
 from rungwise.families.workers import Lost, each
 from rungwise.report.claims import STEP_1
-from rungwise.run.record import read_result
+from rungwise.result_file import read_result
 from rungwise.terminal import print_anything
 
 import ablate

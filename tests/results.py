@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 from rungwise.report.rung_result import RungResult
+from rungwise.settings.fields import compute_precision
 
 BASE = {
     "schema": 1,
@@ -106,6 +107,7 @@ def result(
     """A result with these figures and settings, and the evidence that belongs to them."""
     made = copy.deepcopy(BASE)
     made["settings"] |= settings
+    made["settings"]["precision"] = compute_precision(made["settings"]["mixed_precision"], made["settings"]["dtype"])
     made["status"], made["reason"] = status, reason
     made["memory"]["peak_allocated_mib"] = peak
     made["memory"]["activations_mib"] = peak - 400

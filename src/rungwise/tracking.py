@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
-from .run.record import PREFIXES
+from .result_file import PREFIXES
 from .settings.fields import Settings
 
 EXTRAS = {"wandb": "wandb", "trackio": "rungwise[trackio]", "tensorboard": "rungwise[tensorboard]"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from rungwise.families.families import FAMILIES, Family, small_config
 from rungwise.families.tables import Cell, Tried, counts, in_words, table_of_named, whole_table
 from rungwise.model import model as models
-from rungwise.run.record import read_result
+from rungwise.result_file import read_result
 
 import ablate
 import families

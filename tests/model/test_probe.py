@@ -5,7 +5,7 @@ from rungwise.model import probe
 from rungwise.model.model import build_model
 from rungwise.model.probe import check_causal, longest_row, vocab_size
 from rungwise.model.shrink import shrink
-from rungwise.run.record import read_result
+from rungwise.result_file import read_result
 
 import ablate
 import pytest

@@ -21,8 +21,8 @@ from ..data.fingerprint import changes, fingerprints
 from ..environment import machine
 from ..errors import SettingsError
 from ..report.comparable import differences
+from ..result_file import failed_result, read_result, write_json, write_result
 from ..run.configure import check
-from ..run.record import read_result, write_json
 from ..settings.fields import Settings
 from .ladder_file import ONE_PROCESS, Rung
 from .processes import end_processes, last_words, wait_for
@@ -194,8 +194,8 @@ class Ladder:
         result = read_result(folder)
         if result is None:
             said = last_words(log.read_text(encoding="utf-8", errors="replace"))
-            result = _no_result(rung, f"exit code {process.returncode} before the run began: {said}")
-            write_json(folder / "result.json", result)
+            result = failed_result(rung.name, f"exit code {process.returncode} before the run began: {said}")
+            write_result(folder, result)
         return result
 
 
@@ -216,12 +216,6 @@ def group_of(name: str, folder: Path, fresh: bool) -> str:
 
 def _round(number: int, repeats: int) -> str:
     return f" (round {number} of {repeats})" if repeats > 1 else ""
-
-
-def _no_result(rung: Rung, reason: str) -> dict[str, Any]:
-    groups = ["settings", "origins", "environment", "data", "evidence"]
-    groups += ["loss", "throughput", "memory", "compile", "amp"]
-    return {"schema": 1, "name": rung.name, "status": "failed", "reason": reason, **{name: {} for name in groups}}
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..run.record import read_result
-from ..settings.fields import compute_precision
+from ..result_file import read_result
 from .comparable import why_not_comparable
 from .spread import Spread, disturbance
 
@@ -24,6 +23,7 @@ NAMING = (
     "group",
     "project",
     "report_to",
+    "precision",
     "micro_batch_size",
     "save_model",
     "torch_compile_cache_dir",
@@ -63,7 +63,7 @@ class RungResult:
     @property
     def precision(self) -> str:
         """What its matrix products are computed in: no (fp32), bf16 or fp16."""
-        return compute_precision(self.settings["mixed_precision"], self.settings.get("dtype", "float32"))
+        return self.settings["precision"]
 
     @property
     def ok(self) -> bool:

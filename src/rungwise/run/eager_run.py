@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from ..report.rung_result import RungResult, break_even, differing
+from ..result_file import read_result
 from ..settings.fields import Settings
-from .record import read_result
 
 
 def problems(settings: Settings) -> list[str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..metrics.memory import MIB
+from ..result_file import UNFINISHED, plain, read_result
 from . import saved_checkpoints as saved
-from .record import UNFINISHED, Record, plain, read_result
+from .record import Record
 
 
 class Files:

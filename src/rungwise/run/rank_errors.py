@@ -13,7 +13,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from ..errors import SettingsError
-from .record import write_reason
+from ..result_file import write_reason
 from .status import lost_a_rank
 
 

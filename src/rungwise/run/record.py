@@ -1,24 +1,17 @@
-"""What one run found: a row of metrics for each step, and `result.json`, by which everyone else knows the run."""
+"""What one run found: a row of metrics for each step, and at its end the content of `result.json`."""
 
-import json
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from ..loop import Step
 from ..metrics.memory import MIB
 from ..metrics.throughput import throughput
+from ..result_file import PREFIXES, SCHEMA, UNFINISHED, held, plain, write_result
 from ..settings.fields import Settings
 
-SCHEMA = 1
-# The reason in a result file until its run has ended.
-UNFINISHED = "ended before it was finished (killed?)"
-# Groups of figures, and what their names start with where steps have figures of the same names.
-PREFIXES = {"throughput": "perf", "memory": "memory", "compile": "compile", "amp": "amp"}
 # Per second, of a step and of a run; the last two only where the model's FLOPs are known.
 RATES = ("tokens_per_second", "tokens_per_second_per_device", "model_tflops", "utilization")
 
@@ -144,8 +137,8 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Writes `result.json`."""
-        with _held(folder) if self.settings.num_processes > 1 else nullcontext():
-            write_json(folder / "result.json", self.as_dict())
+        with held(folder) if self.settings.num_processes > 1 else nullcontext():
+            write_result(folder, self.as_dict())
 
     def summary(self) -> dict[str, Any]:
         """The figures of the run by their metric names, for a tracker."""
@@ -155,40 +148,3 @@ class Record:
         }
         losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if result["loss"]}
         return {"status": self.status, "reason": self.reason, **losses, **figures}
-
-
-def plain(value: Any) -> Any:
-    """`value` as JSON has it: what is not a finite number becomes null."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a file beside itself and renames it, so that a reader never sees half of one."""
-    temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
-def write_reason(folder: Path, reason: str) -> None:
-    """Puts the reason why a run ended into its result, on behalf of a main process that may not come to do it."""
-    with _held(folder):
-        result = read_result(folder)
-        if result is not None and result["reason"] == UNFINISHED:
-            write_json(folder / "result.json", {**result, "reason": reason})
-
-
-def _held(folder: Path) -> FileLock:
-    """Keeps the processes of a run from writing its result over one another."""
-    return FileLock(folder / ".result.lock")
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result in a run's folder, or None."""
-    try:
-        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return None

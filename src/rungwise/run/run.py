@@ -21,6 +21,7 @@ from ..metrics.flops import matmul_flops_per_second, model_flops_per_row
 from ..metrics.memory import MemoryMeter
 from ..metrics.throughput import StepMeter
 from ..model.model import save_model
+from ..result_file import write_reason
 from ..settings.fields import Settings
 from ..signals import Signals, Terminated
 from ..techniques import lora
@@ -28,7 +29,7 @@ from ..techniques.compile_record import CompileRecord
 from ..techniques.evidence import Evidence
 from . import checkpoint, eager_run
 from . import rank_errors as ranks
-from .record import Record, write_reason
+from .record import Record
 from .reporter import Reporter
 from .served import Served
 from .status import lost_a_rank, outcome

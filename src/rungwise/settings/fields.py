@@ -159,10 +159,10 @@ class Settings:
         return compute_precision(self.mixed_precision, self.dtype)
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings by name, without where they came from."""
+        """The settings by name, with the precision that follows from them, without where they came from."""
         values = dataclasses.asdict(self)
         del values["origins"]
-        return values
+        return values | {"precision": self.precision}
 
 
 # The origin of what a script decides itself: none of these settings is asked for.
