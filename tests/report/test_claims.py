@@ -1,17 +1,24 @@
 """Each check at its bound, just beyond it, and where it cannot be decided."""
 
+from rungwise.report import claims
 from rungwise.report.claims import (
     ALL_STEPS,
     ALL_STEPS_COMPILED,
+    EVIDENCE,
+    PAIR_CLAIMS,
     STEP_1,
     STEP_1_ACCUMULATED,
     STEP_1_COMPILED,
+    PairClaim,
+    becomes,
     run_checks,
 )
+from rungwise.report.measures import Finding
+from rungwise.settings.fields import FIELDS
 
 import pytest
 import torch
-from results import result, rung
+from results import BASE, result, rung
 
 
 def verdicts(*rungs, claim):
@@ -247,3 +254,29 @@ def test_an_inactive_technique_fails(settings, lie):
     assert only(rung("a", lying), claim="every technique was active") == "FAIL"
     # In any round.
     assert only(rung("a", result(**settings), lying), claim="every technique was active") == "FAIL"
+
+
+def test_every_claim_is_about_what_settings_and_results_have():
+    """A name that nothing has would never be asked, and so never fail."""
+    assert {claim.setting for claim in PAIR_CLAIMS} <= FIELDS.keys()
+    assert {part.name for part in EVIDENCE} <= BASE["evidence"].keys()
+
+
+def test_a_new_techniques_claim_is_one_entry(monkeypatch):
+    """Its pair, measure and bound are used, and its reason not to be asked; no other place knows of it."""
+
+    def measure(before, after, bound):
+        return Finding("PASS", f"{before.name} to {after.name}", f"bound {bound}")
+
+    def not_asked(before):
+        return "it is the first" if before.name == "c" else ""
+
+    new = PairClaim("fused updates are free", "optim", becomes("adamw_torch", "sgd"), measure, 3, (not_asked,))
+    monkeypatch.setattr(claims, "PAIR_CLAIMS", (new,))
+    rungs = [rung(name, optim=optim) for name, optim in zip("abc", ("adamw_torch", "sgd", "adamw_torch"), strict=True)]
+    checks = [check for check in run_checks(rungs) if check.claim == new.name]
+    assert [(check.rungs, check.verdict, check.bound) for check in checks] == [
+        (("a", "b"), "PASS", "bound 3"),
+        (("c", "b"), "SKIP", "bound 3"),
+    ]
+    assert [check.measured for check in checks] == ["a to b", "c to b; not asked, since it is the first"]
