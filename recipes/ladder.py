@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from rungwise.errors import SettingsError
-from rungwise.ladder.climb import Climb
+from rungwise.ladder.console import Console
 from rungwise.ladder.ladder import Ladder, group_of
 from rungwise.ladder.ladder_file import read_rungs
-from rungwise.report.report import terminal_table, write_report
+from rungwise.report.report import read_report, terminal_table, write_report
 from rungwise.terminal import print_anything
 
 
@@ -37,27 +37,52 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 def main() -> int:
-    """Runs a ladder; returns 0 only if no rung and no check failed."""
+    """Runs a ladder, or reports of one; returns the exit code."""
     print_anything()
     options, extra = arguments()
     try:
-        if options.report_only:
-            if extra or options.fresh or options.output_dir:
-                raise SettingsError(["--report_only runs nothing and takes no other flag"])
-            report = write_report(Path(options.report_only))
-            print(terminal_table(report))
-            return int(report.failed)
-        if options.repeats < 1:
-            raise SettingsError([f"--repeats {options.repeats}: must be at least 1"])
-        name = Path(options.ladder).stem
-        folder = Path(options.output_dir or Path("runs") / name)
-        group = group_of(name, folder, options.fresh)
-        rungs = read_rungs(options.ladder, extra, group)
-        with Ladder(name, rungs, folder, group, options.fresh) as ladder:
-            return Climb(ladder, options.repeats).run()
+        return report_only(options, extra) if options.report_only else run(options, extra)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def report_only(options: argparse.Namespace, extra: list[str]) -> int:
+    """Shows the table of a folder, then writes its report: the pictures take longest."""
+    if extra or options.fresh or options.output_dir:
+        raise SettingsError(["--report_only runs nothing and takes no other flag"])
+    folder = Path(options.report_only)
+    report = read_report(folder)
+    print(terminal_table(report), flush=True)
+    write_report(report, folder)
+    return int(report.failed)
+
+
+def run(options: argparse.Namespace, extra: list[str]) -> int:
+    """Runs a ladder; returns 0 only if rungs were compared, and no rung and no check failed."""
+    if options.repeats < 1:
+        raise SettingsError([f"--repeats {options.repeats}: must be at least 1"])
+    name = Path(options.ladder).stem
+    folder = Path(options.output_dir or Path("runs") / name)
+    group = group_of(name, folder, options.fresh)
+    rungs = read_rungs(options.ladder, extra, group)
+    console = Console()
+    with Ladder(name, rungs, folder, group, options.fresh) as ladder:
+        for _, result in ladder.run(options.repeats):
+            write_report(read_report(folder), folder)
+            console.show(result, ladder.took())
+        if ladder.exit_code and not ladder.has_results():
+            print("\nstopped before the first rung had a result")
+            return ladder.exit_code
+        report = read_report(folder)
+        write_report(report, folder)
+        console.summary(report, folder)
+    if ladder.exit_code:
+        print("stopped; the same command continues")
+        return ladder.exit_code
+    for line in ladder.track(report):
+        print(f"W&B: {line}")
+    return int(report.failed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Signals as exceptions that never tear a piece of bookkeeping in two, nor a run's last words."""
+"""Signals as exceptions, for runs and ladders: they tear no piece of bookkeeping in two, nor a run's last words."""
 
 import signal
 import socket
@@ -9,7 +9,16 @@ from types import FrameType
 
 
 class Terminated(BaseException):
-    """The process was asked to end (SIGTERM)."""
+    """The process was asked to end (SIGTERM), or its terminal was closed (SIGHUP)."""
+
+    def __init__(self, number: int = signal.SIGTERM):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def exit_code(error: KeyboardInterrupt | Terminated) -> int:
+    """What a shell says of a process that such a signal ended: 128 and the signal's number."""
+    return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
 class Signals:
@@ -20,16 +29,19 @@ class Signals:
     Args:
         at_once: called in a thread of its own at each SIGTERM, before the exception. Python raises nothing while the
             main thread is inside a call of a library, such as one that waits for another rank.
+        hang_up: whether SIGHUP raises `Terminated`, too; not where it is ignored, as under `nohup`.
     """
 
-    def __init__(self, at_once: Callable[[], None] | None = None) -> None:
-        self._kinds = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+    def __init__(self, at_once: Callable[[], None] | None = None, hang_up: bool = False) -> None:
+        self._numbers = [signal.SIGINT, signal.SIGTERM]
+        if hang_up and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            self._numbers.append(signal.SIGHUP)
         self._at_once = at_once
         self._holding = self._over = False
         self._waiting: BaseException | None = None
 
     def __enter__(self) -> "Signals":
-        self._previous = {number: signal.signal(number, self._handle) for number in self._kinds}
+        self._previous = {number: signal.signal(number, self._handle) for number in self._numbers}
         if self._at_once is not None:
             self._sender, receiver = socket.socketpair()
             self._sender.setblocking(False)
@@ -45,7 +57,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        error = self._kinds[signal.Signals(number)]()
+        error = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
         if self._over:
             return
         if not self._holding:

@@ -8,8 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
+from .report.report import Report
+from .report.table import conditions
 from .result_file import PREFIXES
 from .settings.fields import Settings
 
@@ -162,3 +165,25 @@ def build_tracker(settings: Settings, config: dict[str, Any], resumed: str | Non
         flat = {k: v if isinstance(v, int | float | str | bool) else str(v) for k, v in config.items()}
         return AccelerateTracker(tracker, flat, f"look: tensorboard --logdir {settings.output_dir}")
     return Tracker()
+
+
+def track_report(report: Report, folder: Path, group: str) -> list[str]:
+    """One W&B run of type `report` beside the rungs', if those were tracked there. Returns lines that say where it is.
+
+    Args:
+        report: written, so that its pictures are there.
+        folder: of the ladder.
+        group: of its rungs' runs.
+    """
+    tracked = [rung.settings for rung in report.rungs if rung.settings.get("report_to") == "wandb"]
+    if not tracked:
+        return []
+    PartialState(cpu=True)  # Accelerate's trackers log through it; this process trains nothing.
+    shared = conditions(report.rungs)
+    # One report a group, also when a ladder is continued.
+    names = {"name": "report", "group": group, "job_type": "report", "id": f"{group}-report", "resume": "allow"}
+    tracker = WandbTracker(tracked[0]["project"], folder, {**shared["settings"], **shared}, **names)
+    checks = {f"check/{c.claim} ({' to '.join(c.rungs)})": f"{c.verdict}: {c.measured}" for c in report.checks}
+    paid = {f"break_even/{row['rung']}": f"{row['break_even']} ({row['eager']})" for row in report.compiled}
+    tracker.log_report(report.rows, checks | paid, report.pictures)
+    return tracker.finish(failed=report.failed)

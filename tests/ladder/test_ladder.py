@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rungwise.errors import SettingsError
-from rungwise.ladder import ladder
+from rungwise.ladder import identity, ladder, processes
 from rungwise.ladder.ladder import Ladder, group_of
 from rungwise.ladder.ladder_file import Rung, read_rungs
 from rungwise.run.configure import check
@@ -120,7 +120,7 @@ class Steps:
     def __init__(self, monkeypatch, **statuses):
         self.statuses = {name: list(given) for name, given in statuses.items()}
         self.ran = []
-        monkeypatch.setattr(Ladder, "_run", lambda _, rung, folder: self.run(rung, folder))
+        monkeypatch.setattr(ladder, "run_rung", self.run)
 
     def run(self, rung, folder):
         self.ran.append((rung.name, folder.name))
@@ -143,7 +143,8 @@ def rungs_of(*names, **flags):
 
 def climb(folder, rungs, repeats=1, fresh=False):
     with Ladder("test", rungs, folder, "group", fresh) as climbed:
-        climbed.climb(repeats, lambda *_: None)
+        list(climbed.run(repeats))
+    return climbed.exit_code
 
 
 def test_rungs_take_turns_round_after_round(tmp_path, monkeypatch):
@@ -154,10 +155,9 @@ def test_rungs_take_turns_round_after_round(tmp_path, monkeypatch):
 
 def test_a_stopped_ladder_continues_and_runs_nothing_twice(tmp_path, monkeypatch):
     steps = Steps(monkeypatch, b=["interrupt"])
-    with pytest.raises(KeyboardInterrupt):
-        climb(tmp_path / "l", rungs_of("a", "b", "c"))
+    assert climb(tmp_path / "l", rungs_of("a", "b", "c")) == 130
     assert steps.ran == [("a", "round-1"), ("b", "round-1")]
-    climb(tmp_path / "l", rungs_of("a", "b", "c"))
+    assert climb(tmp_path / "l", rungs_of("a", "b", "c")) == 0
     assert steps.ran[2:] == [("b", "round-1"), ("c", "round-1")]
     climb(tmp_path / "l", rungs_of("a", "b", "c"), repeats=2)
     assert steps.ran[4:] == [(name, "round-2") for name in "abc"]
@@ -181,7 +181,7 @@ def test_changed_settings_configs_and_versions_are_never_mixed(tmp_path, monkeyp
     with pytest.raises(SettingsError) as caught:
         climb(folder, rungs_of("a", seed=3))
     assert "--seed 3" in str(caught.value) and "--fresh" in str(caught.value)
-    monkeypatch.setattr(ladder, "machine", lambda: {"torch": "9.9"})
+    monkeypatch.setattr(identity, "machine", lambda: {"torch": "9.9"})
     with pytest.raises(SettingsError, match=r"torch: it was .* and is now 9.9"):
         climb(folder, rungs_of("a"))
     monkeypatch.undo()
@@ -272,7 +272,8 @@ def test_data_that_changes_under_a_ladder_is_refused(tmp_path, monkeypatch, flag
     else:
         refused = pytest.raises(SettingsError, match=rf"b: --{flag} {changed} has changed \(.* since the ladder began")
         with refused, Ladder("test", rungs, tmp_path / "l", "group") as climbed:
-            climbed.climb(1, change)
+            for _ in climbed.run(1):
+                change()
     assert steps.ran == [("a", "round-1")]
 
 
@@ -297,8 +298,7 @@ def test_rungs_are_not_one_run_of_the_tracker(tmp_path, monkeypatch):
     for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.setenv(name, "preset")
     # The ladder's own; git is asked for the commit, too.
-    monkeypatch.setattr(ladder, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=None, STDOUT=None))
-    with pytest.raises(KeyboardInterrupt):
-        climb(tmp_path / "l", rungs_of("a"))
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=popen, DEVNULL=None, STDOUT=None))
+    assert climb(tmp_path / "l", rungs_of("a")) == 130
     assert {name for name, value in given.items() if value == "preset"} == {"WANDB_MODE", "WANDB_API_KEY"}
     assert given["PATH"]

@@ -143,8 +143,6 @@ def test_one_rank_of_a_real_rung_that_is_refused_says_why_in_the_row(tmp_path, m
     (tmp_path / "sitecustomize.py").write_text(ONE_IS_REFUSED)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]]))
     flags = ("--config", "accelerate_configs/ddp_cpu.yaml", *TINY, "--run_name", "a")
-    rows = []
-    with Ladder("test", [Rung("a", flags)], tmp_path / "l", "group") as climbed:
-        climbed.climb(1, lambda rung, result, started: rows.append(result))
-    [row] = rows
+    with Ladder("test", [Rung("a", flags)], tmp_path / "l", "group") as ladder:
+        [(_, row)] = ladder.run(1)
     assert row["status"] == "failed" and "--train_file book.txt: no such file" in row["reason"], row["reason"]

@@ -4,10 +4,10 @@ import json
 
 from rungwise.environment import machine
 from rungwise.errors import SettingsError
-from rungwise.ladder import ladder
+from rungwise.ladder import identity
 from rungwise.ladder.ladder import Ladder
 from rungwise.report.comparable import INCIDENTAL, differences, why_not_comparable
-from rungwise.report.report import write_report
+from rungwise.report.report import read_report, write_report
 from rungwise.report.rung_result import RungResult
 from rungwise.run.eager_run import compare
 
@@ -53,7 +53,8 @@ def test_speeds_of_two_environments_are_not_compared(name, tmp_path, monkeypatch
     found = compare(fast, str(tmp_path / "eager/round-1"))
     assert found["steps"] is None and name in found["verdict"] and "another here" in found["verdict"]
 
-    report = write_report(tmp_path)
+    report = read_report(tmp_path)
+    write_report(report, tmp_path)
     by_name = {row["rung"]: row for row in report.rows}
     assert by_name["compiled"]["speed_vs_first"] is by_name["eager"]["speed_vs_first"] is None
     assert report.compiled[0]["break_even_steps"] is None and name in report.compiled[0]["break_even"]
@@ -62,7 +63,7 @@ def test_speeds_of_two_environments_are_not_compared(name, tmp_path, monkeypatch
 
     with Ladder("l", [], tmp_path / "l", "group"):
         pass
-    monkeypatch.setattr(ladder, "machine", lambda: elsewhere(name))
+    monkeypatch.setattr(identity, "machine", lambda: elsewhere(name))
     with pytest.raises(SettingsError, match=f"{name}: it was .* and is now another"):
         Ladder("l", [], tmp_path / "l", "group").__enter__()
 

@@ -3,7 +3,7 @@
 import json
 
 from rungwise.report.compiled import compiled_lines, compiled_rows
-from rungwise.report.report import terminal_table, write_report
+from rungwise.report.report import read_report, terminal_table, write_report
 from rungwise.report.rung_result import break_even
 from rungwise.report.spread import Spread
 from rungwise.run.eager_run import compare, problems
@@ -75,7 +75,8 @@ def test_the_report_says_it(tmp_path):
         folder = tmp_path / made.name / "round-1"
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(json.dumps(made.rounds[0]), encoding="utf-8")
-    report = write_report(tmp_path)
+    report = read_report(tmp_path)
+    write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "## Compiling" in page and "| after 840 steps |" in page
     assert "compiled: break-even after 840 steps against eager" in terminal_table(report)

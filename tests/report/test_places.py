@@ -8,7 +8,7 @@ from typing import Any
 
 from rungwise.report import plots as pictures
 from rungwise.report import report
-from rungwise.report.report import Report, markdown, markdown_table, terminal_table, write_report
+from rungwise.report.report import Report, markdown, markdown_table, read_report, terminal_table, write_report
 from rungwise.report.rung_result import OWNERS, RungResult
 from rungwise.report.table import COLUMNS, table
 
@@ -80,7 +80,7 @@ def told_apart(a: dict[str, Any], b: dict[str, Any]) -> bool:
 @settings(max_examples=40)
 def test_tables_say_what_the_results_say(rungs):
     rows = table(rungs)
-    made = Report(rungs, rows, [], [], [])
+    made = Report(rungs, rows, [], [])
     page, terminal = markdown_table(made)[2:], terminal_table(made).splitlines()[1:]
     first = expected(rungs[0])
     for one, row, line, words in zip(rungs, rows, page, terminal, strict=False):
@@ -153,8 +153,9 @@ def test_the_files_say_what_the_results_say(tmp_path_factory, rungs):
             (place / "result.json").write_text(json.dumps(made), encoding="utf-8")
     (folder / "ladder.json").write_text(json.dumps({"order": [one.name for one in rungs]}), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw", lambda *_: [])
-        written = write_report(folder)
+        patch.setattr(pictures, "draw", lambda *_: [])
+        written = read_report(folder)
+        write_report(written, folder)
     assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["rows"] == table(rungs) == written.rows
     text = (folder / "ladder.csv").read_text(encoding="utf-8")
     for row, read in zip(written.rows, csv.DictReader(io.StringIO(text)), strict=True):
@@ -194,7 +195,7 @@ def test_no_place_calls_two_times_different_that_are_not_told_apart(before, afte
 
 def test_a_disturbed_rung_is_marked_wherever_it_is_shown():
     rungs = pair((90.0, 100.0, 110.0), (40.0, 60.0, 500.0))
-    made = Report(rungs, table(rungs), report.compiled_rows(rungs), report.run_checks(rungs), [])
+    made = Report(rungs, table(rungs), report.compiled_rows(rungs), report.run_checks(rungs))
     mark = "compiled: disturbed, p90 is 12.5 times p10; its speed is not compared: run it again on a quiet machine"
     assert f"\n- {mark}\n" in markdown(made, "x") and f"\n{mark}\n" in terminal_table(made)
     assert "60 (40–500) disturbed" in markdown(made, "x")

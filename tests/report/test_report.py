@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rungwise.errors import SettingsError
 from rungwise.report import plots as pictures
-from rungwise.report.report import markdown_table, terminal_table, write_report
+from rungwise.report.report import Report, markdown, markdown_table, read_report, terminal_table, write_report
 from rungwise.report.rung_result import load
 from rungwise.report.table import COLUMNS, conditions, table
+from rungwise.result_file import write_result
 
 import pytest
 from harness import ROOT
@@ -90,7 +91,9 @@ def copy_of(tmp_path):
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
     folder = copy_of(tmp_path_factory.mktemp("reported"))
-    return folder, write_report(folder)
+    report = read_report(folder)
+    write_report(report, folder)
+    return folder, report
 
 
 def test_rungs_are_in_the_ladders_order(reported, tmp_path):
@@ -215,10 +218,44 @@ def test_pictures_without_figures_are_not_drawn(tmp_path):
 
 def test_a_folder_without_results(tmp_path):
     with pytest.raises(SettingsError, match=r"holds no <rung>/round-N/result.json"):
-        write_report(tmp_path)
+        read_report(tmp_path)
 
 
 def test_conditions_tell_what_is_studied_from_what_is_fixed():
     found = conditions([rung("a"), rung("b", mixed_precision="bf16")])
     assert found["differs"] == ["mixed_precision"]
     assert found["settings"]["seed"] == 0 and "run_name" not in found["settings"]
+
+
+STATUSES = {
+    ("ok", "ok", "skipped"): False,
+    ("ok",): False,
+    ("ok", "skipped"): True,
+    ("skipped", "ok", "skipped"): True,
+    ("skipped", "skipped"): True,
+    ("skipped",): True,
+}
+
+
+@pytest.mark.parametrize("statuses", STATUSES)
+def test_a_ladder_whose_compared_rungs_were_all_skipped_says_so_and_fails(statuses):
+    rungs = [
+        rung(f"{n}", status=status, reason=None if status == "ok" else "not here") for n, status in enumerate(statuses)
+    ]
+    made = Report(rungs, table(rungs), [], [])
+    assert made.failed == STATUSES[statuses] == (made.nothing_compared is not None)
+    for words in (terminal_table(made), markdown(made, "a")):
+        assert ("Nothing was compared" in words) == STATUSES[statuses]
+    if made.failed:
+        skipped = [f"{n}" for n, status in enumerate(statuses) if status == "skipped"]
+        assert f"skipped: {', '.join(skipped)}; run the ladder where" in made.nothing_compared
+
+
+def test_what_was_not_compared_stands_in_the_files(tmp_path):
+    for name, status in (("a", "ok"), ("b", "skipped")):
+        (tmp_path / name / "round-1").mkdir(parents=True)
+        write_result(tmp_path / name / "round-1", result(status=status, reason=None if status == "ok" else "not here"))
+    write_report(read_report(tmp_path), tmp_path)
+    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["nothing_compared"]
+    assert found.startswith("Nothing was compared: a alone ran to its end, skipped: b; ")
+    assert f"**{found}.**" in (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -1,4 +1,8 @@
-"""Which rungs are left to run in a folder, each in a fresh process; picks up where it was stopped."""
+"""Runs the rungs that are left to run in a folder, each in a fresh process; picks up where it was stopped.
+
+With `identity` come PyTorch and Transformers, which take seconds to import, and with `tracking` Accelerate. They are
+imported where a ladder is run, so that who only reads its report does not wait for them.
+"""
 
 import contextlib
 import json
@@ -6,10 +10,8 @@ import os
 import secrets
 import shlex
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,20 +19,13 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from ..data.fingerprint import changes, fingerprints
-from ..environment import machine
 from ..errors import SettingsError
-from ..report.comparable import differences
-from ..result_file import failed_result, read_result, write_json, write_result
-from ..run.configure import check
-from ..settings.fields import Settings
-from .ladder_file import ONE_PROCESS, Rung
-from .processes import end_processes, last_words, wait_for
+from ..report.report import Report
+from ..result_file import read_result, write_json
+from ..signals import Signals, Terminated, exit_code
+from .ladder_file import Rung
+from .processes import run_rung
 
-ROOT = Path(__file__).parents[3]
-MEND = "give another --output_dir, or --fresh to start it anew"
-# What the user's shell says of one W&B run; each rung is a run of its own.
-ONE_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
 # A rung with one of these has said what it has to say; any other is run again.
 FINISHED = ("ok", "out_of_memory", "diverged", "skipped")
 
@@ -38,7 +33,8 @@ FINISHED = ("ok", "out_of_memory", "diverged", "skipped")
 class Ladder:
     """The rungs of one folder: what was run there, with which arguments, and what is left to run.
 
-    A context that holds the folder, so that no other ladder writes into it.
+    A context that holds the folder, so that no other ladder writes into it. `exit_code` is not 0 once a signal has
+    stopped it.
 
     Raises:
         SettingsError: a rung's settings are wrong, another ladder runs in the folder, or what it holds was made with
@@ -54,21 +50,15 @@ class Ladder:
         fresh: bool = False,
     ):
         self.name, self.rungs, self.folder, self.group, self.fresh = name, list(rungs), folder, group, fresh
+        self.exit_code = 0
+        # Ctrl-C, a scheduler that ends its job, and a terminal that is closed, stop a ladder alike.
+        self.signals = Signals(hang_up=True)
+        self._started: float | None = None
 
     def __enter__(self) -> "Ladder":
-        problems: dict[str, list[str]] = {}
-        self._settings: dict[str, Settings] = {}
-        for rung in self.rungs:
-            environ = {"WORLD_SIZE": str(rung.processes)}
-            self._settings[rung.name], found = check(rung.arguments, environ=environ)
-            for problem in found or rung.launch_problems():
-                problems.setdefault(problem, []).append(rung.name)
-        if problems:
-            everywhere = len(self.rungs)
-            raise SettingsError(
-                problem if len(names) == everywhere else f"{', '.join(names)}: {problem}"
-                for problem, names in problems.items()
-            )
+        from . import identity
+
+        self._settings = identity.check_rungs(self.rungs)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder.parent / f".{self.folder.name}.lock", blocking=False)
         try:
@@ -81,18 +71,22 @@ class Ladder:
         except BaseException:
             self._lock.release()
             raise
+        self.signals.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.signals.__exit__()
         self._lock.release()
 
     def _take_folder(self) -> None:
+        from . import identity
+
         path = self.folder / "ladder.json"
         results = list(self.folder.glob("*/round-*"))
         if self.fresh:
             for made in {*(round_.parent for round_ in results), path, *self.folder.glob("report.*")}:
                 shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
-        now = {"machine": machine(), "rungs": {r.name: self._identity(r) for r in self.rungs}}
+        now = identity.identify(self.rungs, self._settings)
         before = now
         if path.exists():
             try:
@@ -105,8 +99,8 @@ class Ladder:
             raise SettingsError(
                 [f"{self.folder} holds results of no known ladder; give another --output_dir, or --fresh"]
             )
-        self._refuse_changes(before, now)
-        self._data = {name: identity["data"] for name, identity in now["rungs"].items()}
+        identity.refuse_changes(self.folder, before, now)
+        self._data = {name: rung["data"] for name, rung in now["rungs"].items()}
         orphans = [p.pid for p in psutil.process_iter() if self._runs_here(p)]
         if orphans:
             raise SettingsError(
@@ -117,20 +111,6 @@ class Ladder:
         content["rungs"] = {**before["rungs"], **now["rungs"]}
         write_json(path, content)
 
-    def _refuse_changes(self, before: dict[str, Any], now: dict[str, Any]) -> None:
-        """Figures of other settings, configs, versions or machines are never mixed with these."""
-        changed = [
-            f"{rung}: {_difference(before['rungs'][rung], identity)}"
-            for rung, identity in now["rungs"].items()
-            if before["rungs"].get(rung, identity) != identity
-        ]
-        changed += [
-            f"{name}: it was {then} and is now {value}"
-            for name, (then, value) in differences(before["machine"], now["machine"]).items()
-        ]
-        if changed:
-            raise SettingsError([f"{self.folder} was made otherwise ({line}); {MEND}" for line in changed])
-
     def _runs_here(self, process: psutil.Process) -> bool:
         """Whether a process is a rung in this folder, left by a ladder that was killed."""
         with contextlib.suppress(psutil.Error, OSError):
@@ -139,64 +119,53 @@ class Ladder:
             return ours and any(word.endswith("ablate.py") for word in words) and process.cwd() == str(Path.cwd())
         return False
 
-    def _identity(self, rung: Rung) -> dict[str, Any]:
-        config = Path(rung.config).read_text(encoding="utf-8")
-        data = fingerprints(self._settings[rung.name])
-        return {"command": shlex.join(rung.command()), "config": config, "data": data}
-
-    def climb(self, repeats: int, after_each: Callable[[Rung, dict[str, Any], float], None]) -> None:
+    def run(self, repeats: int) -> Iterator[tuple[Rung, dict[str, Any]]]:
         """Runs every rung that is not finished, round after round, so that a drifting machine favours none.
 
-        `after_each` is given the rung, its result and the monotonic time at which it was started.
+        Yields each rung that was run, with its result. A signal ends the rung that runs, which keeps the reason, and
+        the ladder with it; what the caller does between two rungs, and after the last, is not interrupted.
+
+        Raises:
+            SettingsError: the data of a rung has changed since the ladder began.
         """
-        for number in range(1, repeats + 1):
-            for rung in self.rungs:
-                folder = round_folder(self.folder / rung.name, number)
-                result = read_result(folder)
-                if result and result["status"] in FINISHED:
-                    print(f"{rung.name}{_round(number, repeats)}: finished before ({result['status']})", flush=True)
-                    continue
-                print(f"\n{rung.name}{_round(number, repeats)}\n  {shlex.join(rung.command(folder))}", flush=True)
-                started = time.monotonic()
-                self._refuse_changed_data(rung)
-                after_each(rung, self._run(rung, folder), started)
+        from . import identity
 
-    def _refuse_changed_data(self, rung: Rung) -> None:
-        """Rungs of other data cannot be compared: one that changes while the ladder is climbed ends it."""
-        lines = changes(self._data[rung.name], fingerprints(self._settings[rung.name]))
-        if lines:
-            raise SettingsError([f"{rung.name}: {line} since the ladder began; {MEND}" for line in lines])
+        try:
+            for number in range(1, repeats + 1):
+                for rung in self.rungs:
+                    folder = round_folder(self.folder / rung.name, number)
+                    result = read_result(folder)
+                    turn = f" (round {number} of {repeats})" if repeats > 1 else ""
+                    if result and result["status"] in FINISHED:
+                        print(f"{rung.name}{turn}: finished before ({result['status']})", flush=True)
+                        continue
+                    print(f"\n{rung.name}{turn}\n  {shlex.join(rung.command(folder))}", flush=True)
+                    self._started = time.monotonic()
+                    identity.refuse_changed_data(rung, self._settings[rung.name], self._data[rung.name])
+                    result = run_rung(rung, folder)
+                    with self.signals.whole():
+                        yield rung, result
+        except (KeyboardInterrupt, Terminated) as error:
+            self.exit_code = exit_code(error)
+        finally:
+            self.signals.end()
 
-    def _run(self, rung: Rung, folder: Path) -> dict[str, Any]:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        # The command that was printed, by this Python and from any folder. --quiet leaves out the launcher's own
-        # traceback: the reason stands in the rung's result.
-        launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-        shipped = ("recipes/ablate.py", ONE_PROCESS)
-        command = [str(ROOT / part) if part in shipped else part for part in rung.command(folder)[2:]]
-        log = folder / "log.txt"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*launcher, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={name: value for name, value in os.environ.items() if name not in ONE_RUN}
-                | {"PYTHONIOENCODING": "utf-8"},
-                # Ctrl-C is the ladder's: it ends the rung itself and waits for it.
-                start_new_session=True,
-            )
-            try:
-                wait_for(process, folder)
-            finally:
-                end_processes(process)
-        result = read_result(folder)
-        if result is None:
-            said = last_words(log.read_text(encoding="utf-8", errors="replace"))
-            result = failed_result(rung.name, f"exit code {process.returncode} before the run began: {said}")
-            write_result(folder, result)
-        return result
+    def has_results(self) -> bool:
+        """Whether any rung has ever written a result here."""
+        return any(self.folder.glob("*/round-*/result.json"))
+
+    def took(self) -> float:
+        """Seconds since the last rung was started."""
+        return time.monotonic() - self._started
+
+    def track(self, report: Report) -> list[str]:
+        """Shows the report in W&B beside the rungs' runs, if they are there. Returns lines that say where it is.
+
+        A finished ladder that was only looked at again has nothing new to tell.
+        """
+        from ..tracking import track_report
+
+        return [] if self._started is None else track_report(report, self.folder, self.group)
 
 
 def round_folder(folder: Path, number: int) -> Path:
@@ -212,16 +181,3 @@ def group_of(name: str, folder: Path, fresh: bool) -> str:
     except (OSError, json.JSONDecodeError, KeyError):
         pass
     return f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
-def _round(number: int, repeats: int) -> str:
-    return f" (round {number} of {repeats})" if repeats > 1 else ""
-
-
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    if before["command"] != now["command"]:
-        return f"it was `{before['command']}` and is now `{now['command']}`"
-    if before["config"] == now["config"]:
-        known = before.get("data", {})
-        return "; ".join(changes(known, now["data"])) or "what its data was is not known"
-    return "its Accelerate file has changed"

@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.utils import DistributedType
 
 from ..errors import SettingsError, closest
-from ..settings import accelerate_yaml as config_file
 from ..settings.cli import read_flags
 from ..settings.fields import FIELDS
-from ..settings.parse import parse
 
 FILE_KEYS = ("flags", "rungs")
 ONE_PROCESS = "accelerate_configs/one_process.yaml"
@@ -53,12 +49,18 @@ class Rung:
 
     @property
     def _stated(self) -> int | None:
-        return config_file.read(self.config)[0].get("num_processes")
+        # Accelerate takes seconds to import: where a rung is to be run, and not where a report is read.
+        from ..settings import accelerate_yaml
+
+        return accelerate_yaml.read(self.config)[0].get("num_processes")
 
     def launch_problems(self) -> list[str]:
         """What keeps Accelerate's launcher from starting as many processes as the file asks for."""
         if self._stated is None:
             return []
+        from accelerate.commands.config.config_args import load_config_from_file
+        from accelerate.utils import DistributedType
+
         try:
             file = load_config_from_file(self.config)
         except (ValueError, TypeError) as error:
@@ -86,6 +88,8 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     Raises:
         SettingsError: with all that is wrong with the file and the extra flags.
     """
+    from ..settings.parse import parse  # imports Accelerate
+
     problems: list[str] = []
     shared, rungs = _load(path, problems)
     given, _ = read_flags(extra, problems, None)

@@ -1,19 +1,62 @@
-"""A rung's processes: waiting for them, ending all of them in order, and what they said if they left no result."""
+"""A rung's processes: starts them, waits for them, ends all of them in order, and asks what they left."""
 
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from ..errors import REFUSAL
+from ..result_file import failed_result, read_result, write_result
+from .ladder_file import ONE_PROCESS, Rung
 
+ROOT = Path(__file__).parents[3]
 SECONDS_TO_END = 30
 SECONDS_TO_DIE = 5
+# What the user's shell says of one W&B run; each rung is a run of its own.
+ONE_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
+
+
+def run_rung(rung: Rung, folder: Path) -> dict[str, Any]:
+    """Runs a rung in fresh processes and in an empty folder, and waits for its end. Returns its result.
+
+    An exception that comes meanwhile, such as a signal's, ends the processes first.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    # The command that was printed, by this Python and from any folder. --quiet leaves out the launcher's own
+    # traceback: the reason stands in the rung's result.
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+    shipped = ("recipes/ablate.py", ONE_PROCESS)
+    command = [str(ROOT / part) if part in shipped else part for part in rung.command(folder)[2:]]
+    log = folder / "log.txt"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*launcher, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={name: value for name, value in os.environ.items() if name not in ONE_RUN}
+            | {"PYTHONIOENCODING": "utf-8"},
+            # Ctrl-C is the ladder's: it ends the rung itself and waits for it.
+            start_new_session=True,
+        )
+        try:
+            wait_for(process, folder)
+        finally:
+            end_processes(process)
+    result = read_result(folder)
+    if result is None:
+        said = last_words(log.read_text(encoding="utf-8", errors="replace"))
+        result = failed_result(rung.name, f"exit code {process.returncode} before the run began: {said}")
+        write_result(folder, result)
+    return result
 
 
 def wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:

@@ -1,15 +1,14 @@
 """Result files to a table, checks and pictures: `report.md`, `report.json`, `ladder.csv` and PNGs."""
 
 import csv
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
+from ..result_file import write_json
 from .claims import Check, run_checks
 from .compiled import compiled_lines, compiled_rows
-from .plots import draw
 from .rung_result import OWNERS, RungResult, load
 from .table import COLUMNS, conditions, step_words, table
 
@@ -24,23 +23,36 @@ PICTURES = {
 
 @dataclass
 class Report:
-    """A ladder's results, compared."""
+    """A ladder's results, compared. Pictures are there once it is written."""
 
     rungs: list[RungResult]
     rows: list[dict[str, Any]]
     compiled: list[dict[str, Any]]
     checks: list[Check]
-    pictures: list[Path]
+    pictures: list[Path] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
-        """Whether a rung or a check failed."""
+        """Whether a rung or a check failed, or rungs were skipped until none was left to compare."""
         rungs = any(rung.status not in ("ok", "skipped") for rung in self.rungs)
-        return rungs or any(check.verdict == "FAIL" for check in self.checks)
+        checks = any(check.verdict == "FAIL" for check in self.checks)
+        return rungs or checks or self.nothing_compared is not None
+
+    @property
+    def nothing_compared(self) -> str | None:
+        """Says so if rungs were skipped and fewer than two ran to their end; None otherwise."""
+        ended = [rung.name for rung in self.rungs if rung.ok]
+        skipped = [rung.name for rung in self.rungs if rung.status == "skipped"]
+        if len(ended) > 1 or not skipped:
+            return None
+        return (
+            f"Nothing was compared: {f'{ended[0]} alone' if ended else 'no rung'} ran to its end, skipped: "
+            f"{', '.join(skipped)}; run the ladder where what they need is there, or ask for other techniques"
+        )
 
 
-def write_report(folder: Path) -> Report:
-    """Compares the result files in a ladder's folder and writes the report beside them.
+def read_report(folder: Path) -> Report:
+    """Reads the result files in a ladder's folder and compares them.
 
     Raises:
         SettingsError: the folder holds no results.
@@ -48,21 +60,29 @@ def write_report(folder: Path) -> Report:
     rungs = load(folder)
     if not rungs:
         raise SettingsError([f"{folder} holds no <rung>/round-N/result.json; give the folder of a ladder"])
-    report = Report(rungs, table(rungs), compiled_rows(rungs), run_checks(rungs), draw(rungs, folder))
+    return Report(rungs, table(rungs), compiled_rows(rungs), run_checks(rungs))
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """Draws the report's pictures and writes `report.md`, `report.json` and `ladder.csv` into a ladder's folder."""
+    # Matplotlib takes longer to import than the table to be read: who only wants that does not wait for it.
+    from .plots import draw
+
+    report.pictures = draw(report.rungs, folder)
     (folder / "report.md").write_text(markdown(report, folder.name), encoding="utf-8")
     content = {
         "schema": 1,
-        "conditions": conditions(rungs),
+        "conditions": conditions(report.rungs),
+        "nothing_compared": report.nothing_compared,
         "rows": report.rows,
         "compiled": report.compiled,
         "checks": [asdict(check) for check in report.checks],
     }
-    (folder / "report.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / "report.json", content)
     with (folder / "ladder.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(report.rows)
-    return report
 
 
 def markdown(report: Report, title: str) -> str:
@@ -86,6 +106,8 @@ def markdown(report: Report, title: str) -> str:
             *(line for why in about["elsewhere"] for line in (f"{NOT_COMPARED}: {why}.", "")),
         ]
     lines += [*markdown_table(report), "", NOTES, ""]
+    if report.nothing_compared:
+        lines += [f"**{_escaped(report.nothing_compared)}.**", ""]
     if disturbed := [_escaped(f"- {_disturbed(row)}") for row in report.rows if row["disturbed"]]:
         lines += [*disturbed, ""]
     if report.compiled:
@@ -179,6 +201,7 @@ def terminal_table(report: Report) -> str:
     for check in report.checks:
         if check.verdict == "FAIL":
             lines.append(f"FAIL {check.claim} ({' → '.join(check.rungs)}): {check.measured}; bound: {check.bound}")
+    lines += [report.nothing_compared] if report.nothing_compared else []
     return "\n".join(lines)
 
 

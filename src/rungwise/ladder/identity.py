@@ -1,0 +1,85 @@
+"""What must be the same whenever a rung of a folder is run: arguments, Accelerate file, data, machine."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data.fingerprint import changes, fingerprints
+from ..environment import machine
+from ..errors import SettingsError
+from ..report.comparable import differences
+from ..run.configure import check
+from ..settings.fields import Settings
+from .ladder_file import Rung
+
+MEND = "give another --output_dir, or --fresh to start it anew"
+
+
+def check_rungs(rungs: Sequence[Rung]) -> dict[str, Settings]:
+    """Checks every rung as its own run will. Returns their settings by name.
+
+    Raises:
+        SettingsError: with all that is wrong; what is not wrong with every rung, by the names of those it is.
+    """
+    problems: dict[str, list[str]] = {}
+    settings: dict[str, Settings] = {}
+    for rung in rungs:
+        settings[rung.name], found = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})
+        for problem in found or rung.launch_problems():
+            problems.setdefault(problem, []).append(rung.name)
+    if problems:
+        raise SettingsError(
+            problem if len(names) == len(rungs) else f"{', '.join(names)}: {problem}"
+            for problem, names in problems.items()
+        )
+    return settings
+
+
+def identify(rungs: Sequence[Rung], settings: dict[str, Settings]) -> dict[str, Any]:
+    """The machine, and of each rung its command, the text of its Accelerate file and its data's fingerprints."""
+    made = {}
+    for rung in rungs:
+        config = Path(rung.config).read_text(encoding="utf-8")
+        data = fingerprints(settings[rung.name])
+        made[rung.name] = {"command": shlex.join(rung.command()), "config": config, "data": data}
+    return {"machine": machine(), "rungs": made}
+
+
+def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuses to mix figures of other settings, configs, data, versions or machines with those of a folder.
+
+    Raises:
+        SettingsError: with each rung and each part of the machine that is not as it was.
+    """
+    changed = [
+        f"{rung}: {_difference(before['rungs'][rung], identity)}"
+        for rung, identity in now["rungs"].items()
+        if before["rungs"].get(rung, identity) != identity
+    ]
+    changed += [
+        f"{name}: it was {then} and is now {value}"
+        for name, (then, value) in differences(before["machine"], now["machine"]).items()
+    ]
+    if changed:
+        raise SettingsError([f"{folder} was made otherwise ({line}); {MEND}" for line in changed])
+
+
+def refuse_changed_data(rung: Rung, settings: Settings, before: dict[str, str]) -> None:
+    """Refuses to run a rung whose data has changed while the ladder runs: rungs of other data cannot be compared.
+
+    Raises:
+        SettingsError: with each text that is not as it was.
+    """
+    lines = changes(before, fingerprints(settings))
+    if lines:
+        raise SettingsError([f"{rung.name}: {line} since the ladder began; {MEND}" for line in lines])
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    if before["command"] != now["command"]:
+        return f"it was `{before['command']}` and is now `{now['command']}`"
+    if before["config"] == now["config"]:
+        known = before.get("data", {})
+        return "; ".join(changes(known, now["data"])) or "what its data was is not known"
+    return "its Accelerate file has changed"
