@@ -123,21 +123,7 @@ def markdown(report: Report, title: str) -> str:
 
 def markdown_table(report: Report) -> list[str]:
     """The table of the report, its figures rounded for reading."""
-    heads = [
-        "rung",
-        "status",
-        "peak MiB",
-        "vs first",
-        "vs before",
-        "params / grads / optimizer / activations",
-        "step ms (spread)",
-        "tokens/s",
-        "vs first",
-        "compile s",
-        "last loss",
-        "vs fp32",
-    ]
-    lines = [f"| {' | '.join(heads)} |", "| --- | --- " + "| ---: " * (len(heads) - 2) + "|"]
+    lines = [f"| {HEADS} |", "| --- | --- " + "| ---: " * (HEADS.count("|") - 1) + "|"]
     for row in report.rows:
         status = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
         if row["loss_scale"] is not None:
@@ -206,6 +192,10 @@ def terminal_table(report: Report) -> str:
 
 
 NOT_COMPARED = "Speeds are not compared"
+HEADS = (
+    "rung | status | peak MiB | vs first | vs before | params / grads / optimizer / activations | "
+    "step ms (spread) | tokens/s | vs first | compile s | last loss | vs fp32"
+)
 
 NOTES = """\
 Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. The spread of
