@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 # A `SettingsError` in a log, indented as it may be; group 1 holds its problems.
 REFUSAL = r"\d+ problems? with this call:\n((?: +- .*\n?)+)"
@@ -21,3 +22,16 @@ def closest(name: str, known: Iterable[str]) -> str:
     """' (did you mean X?)' for the known name nearest to `name`, or '' if none is near."""
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def closest_file(path: str, *folders: str) -> str:
+    """' (did you mean X?)' for the YAML file nearest to the name of one that is not there, or '' if none is near.
+
+    Looks beside it and in `folders`; another suffix is as near as can be.
+    """
+    places = dict.fromkeys([Path(path).parent, *map(Path, folders)])
+    files = [file for place in places for file in sorted(place.glob("*")) if file.suffix in (".yaml", ".yml", ".json")]
+    same = [file for file in files if file.stem == Path(path).stem]
+    names = difflib.get_close_matches(Path(path).name, [file.name for file in files], n=1)
+    near = same or [file for file in files if file.name in names]
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from .settings.fields import compute_precision
+from .settings.choices import compute_precision
 
 NAME = "result.json"
 SCHEMA = 1

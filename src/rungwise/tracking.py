@@ -11,12 +11,20 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
+from .errors import closest
 from .report.report import Report
 from .report.table import conditions
 from .result_file import PREFIXES
 from .settings.fields import Settings
 
 EXTRAS = {"wandb": "wandb", "trackio": "rungwise[trackio]", "tensorboard": "rungwise[tensorboard]"}
+# What W&B takes: the words of WANDB_MODE, and of names the length and what a project's or a run's id must not have.
+MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
+LONGEST_NAME = 128
+NOT_IN_PROJECT = "/\\#?%:"
+NOT_IN_ID = ":;,#?/'"
+# How W&B is used, unless the person says otherwise in WANDB_SILENT and its like.
+DEFAULTS = {"silent": True, "init_timeout": 30, "disable_job_creation": True}
 
 
 class Tracker:
@@ -84,8 +92,9 @@ class WandbTracker(Tracker):
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
-        options |= {"config": config, "dir": str(folder)}
-        options["settings"] = wandb.Settings(silent=True, init_timeout=30, disable_job_creation=True)
+        options |= {"config": config, "dir": os.environ.get("WANDB_DIR") or str(folder)}
+        chosen = {name: value for name, value in DEFAULTS.items() if f"WANDB_{name.upper()}" not in os.environ}
+        options["settings"] = wandb.Settings(**chosen)
         mode, self._why = _wandb_mode()
         self._tracker = WandBTracker(project, mode=mode, **options)
         try:
@@ -135,11 +144,43 @@ class WandbTracker(Tracker):
 
 
 def problems(settings: Settings) -> list[str]:
-    """A tracker that is asked for and not installed."""
+    """A tracker that is asked for and not installed, or that would not take what it is told."""
     name = settings.report_to
-    if name == "none" or importlib.util.find_spec(name):
-        return []
-    return [f"--report_to {name}: not installed; pip install '{EXTRAS[name]}', or --report_to none"]
+    if name != "none" and not importlib.util.find_spec(name):
+        return [f"--report_to {name}: not installed; pip install '{EXTRAS[name]}', or --report_to none"]
+    return _wandb_problems(settings) if name == "wandb" else []
+
+
+def _wandb_problems(settings: Settings) -> list[str]:
+    """What W&B would refuse when the run begins: modes that there are not, names that it does not take."""
+    found = []
+    mode, run_id = os.environ.get("WANDB_MODE"), os.environ.get("WANDB_RUN_ID", "")
+    if mode and mode not in MODES:
+        found.append(f"WANDB_MODE={mode}: no such mode{closest(mode, MODES)}; use online, offline or disabled")
+    project = _said_by("project", settings)
+    if wrong := sorted({*settings.project} & {*NOT_IN_PROJECT}):
+        found.append(f"{project}: W&B takes no {' '.join(wrong)} in a project's name; use letters, digits, - and _")
+    if any(character in NOT_IN_ID for character in run_id) or run_id != run_id.strip():
+        found.append(f"WANDB_RUN_ID={run_id!r}: W&B takes no blanks around a run's id and no {NOT_IN_ID} in it")
+    names = {project: settings.project, _said_by("group", settings): settings.group, **_run_name(settings)}
+    for said, name in names.items():
+        if name and len(name) > LONGEST_NAME:
+            found.append(f"{said}: W&B takes names of {LONGEST_NAME} characters, this has {len(name)}; shorten it")
+    return found
+
+
+def _said_by(name: str, settings: Settings) -> str:
+    """A setting as the person gave it: by a flag or in a variable."""
+    origin, value = settings.origins.get(name, "default"), getattr(settings, name)
+    return f"{origin}={value}" if origin.startswith("WANDB_") else f"--{name} {value}"
+
+
+def _run_name(settings: Settings) -> dict[str, str]:
+    """Who names the run in W&B, and the name. A name that we made ourselves gives way to the person's variable."""
+    named = os.environ.get("WANDB_NAME")
+    if named and settings.origins.get("run_name") == "derived":
+        return {f"WANDB_NAME={named}": named}
+    return {f"--run_name {settings.run_name}": settings.run_name}
 
 
 def build_tracker(settings: Settings, config: dict[str, Any], resumed: str | None = None) -> Tracker:
@@ -151,7 +192,8 @@ def build_tracker(settings: Settings, config: dict[str, Any], resumed: str | Non
         resumed: the `id` of the tracker that had the run's earlier steps, to go on with.
     """
     if settings.report_to == "wandb":
-        names = {"name": settings.run_name, "group": settings.group, "job_type": "train"}
+        [name] = _run_name(settings).values()
+        names = {"name": name, "group": settings.group, "job_type": os.environ.get("WANDB_JOB_TYPE") or "train"}
         if resumed:
             # A run that the user has named goes before the one that the checkpoint is of.
             names |= {"id": os.environ.get("WANDB_RUN_ID") or resumed, "resume": "allow"}

@@ -112,16 +112,19 @@ CHANGES = {
     "config": (["--config", "accelerate_configs/fp32.yaml"], ["--config", "accelerate_configs/bf16.yaml"]),
     "run_name": (["--run_name", "a"], ["--run_name", "b"]),
     "output_dir": (["--output_dir", "a"], ["--output_dir", "b"]),
-    "group": ([], ["--group", "b"]),
-    "project": ([], ["--project", "b"]),
+    "group": (["--report_to", "wandb"], ["--report_to", "wandb", "--group", "b"]),
+    "project": (["--report_to", "wandb"], ["--report_to", "wandb", "--project", "b"]),
     "report_to": (["--report_to", "none"], ["--report_to", "wandb"]),
     "save_model": ([], ["--save_model"]),
-    "torch_compile_cache_dir": ([], ["--torch_compile_cache_dir", "b"]),
+    "torch_compile_cache_dir": (["--torch_compile"], ["--torch_compile", "--torch_compile_cache_dir", "b"]),
     "eager_run": (["--torch_compile"], ["--torch_compile", "--eager_run", "b"]),
     "max_steps": (["--max_steps", "12"], ["--max_steps", "15"]),
     "untimed_steps": (["--untimed_steps", "2"], ["--untimed_steps", "5"]),
     "checkpointing_steps": ([], ["--checkpointing_steps", "5"]),
-    "save_total_limit": ([], ["--save_total_limit", "2"]),
+    "save_total_limit": (
+        ["--checkpointing_steps", "5"],
+        ["--checkpointing_steps", "5", "--save_total_limit", "2"],
+    ),
     "resume_from_checkpoint": ([], ["--resume_from_checkpoint", "latest"]),
     "eval_steps": (["--eval_steps", "2"], ["--eval_steps", "4"]),
 }
@@ -191,12 +194,6 @@ def test_what_is_no_checkpoint(tmp_path, text):
     call = ["--config", "accelerate_configs/fp32.yaml", *TINY, "--resume_from_checkpoint", str(tmp_path)]
     [problem] = check(call)[1]
     assert "not a whole checkpoint of such a run; give a checkpoint-N folder, or latest" in problem
-
-
-def test_a_limit_without_checkpoints_is_refused():
-    assert checkpoint.problems(tiny_settings("--save_total_limit", "2")) == [
-        "--save_total_limit has no effect without --checkpointing_steps; add it"
-    ]
 
 
 @pytest.fixture(scope="module")

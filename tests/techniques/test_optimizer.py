@@ -3,7 +3,7 @@
 import json
 
 from rungwise.metrics.memory import MIB, optimizer_state_bytes
-from rungwise.settings.fields import OPTIMIZERS
+from rungwise.settings.choices import OPTIMIZERS
 from rungwise.techniques import optimizer as optimizers
 from rungwise.techniques.optimizer import name_of
 

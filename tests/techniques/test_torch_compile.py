@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rungwise.model.model import build_model, save_model
 from rungwise.run.configure import check
-from rungwise.settings.fields import COMPILE_MODES
+from rungwise.settings.choices import COMPILE_MODES
 from rungwise.techniques import gradient_checkpointing, torch_compile
 from rungwise.techniques.compile_record import CompileRecord
 from rungwise.techniques.compiler_cache import CompilerCache

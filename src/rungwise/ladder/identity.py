@@ -1,5 +1,6 @@
 """What must be the same whenever a rung of a folder is run: arguments, Accelerate file, data, machine."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,9 @@ def check_rungs(rungs: Sequence[Rung]) -> dict[str, Settings]:
     problems: dict[str, list[str]] = {}
     settings: dict[str, Settings] = {}
     for rung in rungs:
-        settings[rung.name], found = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})
+        tracker = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
+        environ = tracker | {"WORLD_SIZE": str(rung.processes)}
+        settings[rung.name], found = check(rung.arguments, environ=environ)
         for problem in found or rung.launch_problems():
             problems.setdefault(problem, []).append(rung.name)
     if problems:

@@ -2,16 +2,19 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..errors import SettingsError, closest
+from ..errors import SettingsError, closest, closest_file
+from ..settings import accelerate_yaml as config_file
 from ..settings.cli import read_flags
+from ..settings.conflicts import idle, without_effect
 from ..settings.fields import FIELDS
+from ..settings.parse import parse
 
 FILE_KEYS = ("flags", "rungs")
 ONE_PROCESS = "accelerate_configs/one_process.yaml"
@@ -80,16 +83,16 @@ class Rung:
 def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]:
     """The rungs of a ladder file, with flags that go to each of them.
 
+    A flag that is not a rung's own goes to the rungs on which it acts: `torch_compile_mode` to those that compile.
+
     Args:
         path: YAML with `rungs`, a mapping of names to the flags that differ, and `flags`, those that all share.
         extra: flags from the command line for every rung; they go before the file's shared ones.
         group: the tracker's group of all rungs.
 
     Raises:
-        SettingsError: with all that is wrong with the file and the extra flags.
+        SettingsError: with all that is wrong with the file and the extra flags, those among it that act on no rung.
     """
-    from ..settings.parse import parse  # imports Accelerate
-
     problems: list[str] = []
     shared, rungs = _load(path, problems)
     given, _ = read_flags(extra, problems, None)
@@ -102,11 +105,34 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
             problems.append(f"--{name} cannot be given to every rung: {why}; change {path}, or a copy of it")
     if problems:
         raise SettingsError(problems)
-    made = []
+    common = {**shared, **given}
+    made, dropped = [], []
     for rung, flags in rungs.items():
-        named = {**shared, **given, **flags, "run_name": rung, "group": group}
-        made.append(Rung(rung, tuple(_arguments(named))))
+        named = {**common, **flags, "run_name": rung, "group": group}
+        acting, why = _acting(named, {*common, "group"} - {*flags})
+        made.append(Rung(rung, tuple(_arguments(acting))))
+        dropped.append(why)
+    nowhere = [name for name in common if all(name in why for why in dropped)]
+    if nowhere:
+        raise SettingsError(f"on no rung of {path}: {dropped[0][name]}" for name in nowhere)
     return made
+
+
+def _acting(flags: Mapping[str, Any], shared: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A rung's flags without those shared ones that would not act on it, and why each of these would not."""
+    acting, dropped = dict(flags), {}
+    environ = {"WORLD_SIZE": str(config_file.read(str(flags.get("config")))[0].get("num_processes", 1))}
+    while True:
+        settings = parse(_arguments(acting), environ)[0]
+        found = {
+            name: without_effect(name, need, settings, settings.origins)
+            for name, need in idle(settings, settings.origins)
+            if name in acting and name in shared
+        }
+        if not found:
+            return acting, dropped
+        dropped |= found
+        acting = {name: value for name, value in acting.items() if name not in found}
 
 
 def _load(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -115,7 +141,8 @@ def _load(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, dic
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         shipped = ", ".join(str(file) for file in sorted(Path("recipes/ladders").glob("*.yaml")))
-        problems.append(f"--ladder {path}: no such file; shipped here: {shipped}")
+        near = closest_file(path, "recipes/ladders")
+        problems.append(f"--ladder {path}: no such file{near}; shipped here: {shipped}")
         return {}, {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problems.append(f"--ladder {path}: cannot be read as YAML ({str(error).splitlines()[0]})")
@@ -157,6 +184,14 @@ def _arguments(flags: Mapping[str, Any]) -> list[str]:
         if value is True:
             typed.append(f"--{name}")
         elif value is not None:
-            text = json.dumps(value) if isinstance(value, dict | bool) else str(value)
-            typed += [f"--{name}", text]
+            typed += [f"--{name}", _text(value, FIELDS[name].metadata["many"])]
     return typed
+
+
+def _text(value: Any, many: bool) -> str:
+    """A value as it is typed; a list and a mapping with commas, where the flag takes many."""
+    if many and isinstance(value, list):
+        return ",".join(_text(entry, many=False) for entry in value)
+    if many and isinstance(value, dict):
+        return ",".join(f"{key}={_text(entry, many=False)}" for key, entry in value.items())
+    return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)

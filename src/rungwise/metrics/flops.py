@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from ..device import synchronize
-from ..settings.fields import COMPUTE_DTYPES
+from ..settings.choices import COMPUTE_DTYPES
 
 
 def model_flops_per_row(

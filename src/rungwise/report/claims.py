@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..settings.fields import COMPUTE_DTYPES
+from ..settings.choices import COMPUTE_DTYPES
 from . import measures
 from .measures import Finding, LossBound, verdict
 from .rung_result import RungResult, pairs

@@ -11,26 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..result_file import read_result
+from ..settings.fields import FIELDS, NAMING
 from .comparable import why_not_comparable
 from .spread import Spread, disturbance
 
 OWNERS = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
-# Settings that name a run and its place, or follow from others: two rungs that differ in them alone are the same.
-NAMING = (
-    "config",
-    "run_name",
-    "output_dir",
-    "group",
-    "project",
-    "report_to",
-    "precision",
-    "micro_batch_size",
-    "save_model",
-    "torch_compile_cache_dir",
-    "eager_run",
-)
-# Settings that only mean something beside another: two rungs that differ in that one may differ in them, too.
-BESIDE = {"torch_compile": ("torch_compile_mode", "torch_compile_scope", "activation_memory_budget")}
 # A rung's status is its worst round's.
 WORST_FIRST = ("failed", "diverged", "out_of_memory", "skipped", "ok")
 
@@ -193,7 +178,8 @@ def eager_and_compiled(rungs: list[RungResult]) -> Iterator[tuple[RungResult, Ru
 def differing(before: dict[str, Any], after: dict[str, Any], setting: str) -> set[str]:
     """The settings that two rungs differ in, less those that name them or only go with `setting`, if that differs."""
     names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    return names - set(NAMING) - (set(BESIDE.get(setting, ())) if setting in names else set())
+    beside = {n for n, f in FIELDS.items() if any(need.beside == setting for need in f.metadata["needs"])}
+    return names - set(NAMING) - (beside if setting in names else set())
 
 
 def distances(a: RungResult, b: RungResult) -> tuple[float, float]:

@@ -18,8 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..data import fingerprint
 from ..errors import SettingsError
 from ..loop import Step
-from ..report.rung_result import NAMING
-from ..settings.fields import Settings
+from ..settings.fields import NAMING, Settings
 from . import rank_errors as ranks
 from .record import Record
 from .saved_checkpoints import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
@@ -123,12 +122,9 @@ def agree(folder: Path | None) -> Path | None:
 
 
 def problems(settings: Settings) -> list[str]:
-    """Why checkpoints cannot be kept as asked, or a run cannot go on from the one that was asked for."""
-    found = []
-    if settings.save_total_limit and not settings.checkpointing_steps:
-        found.append("--save_total_limit has no effect without --checkpointing_steps; add it")
+    """Why a run cannot go on from the checkpoint that was asked for."""
     folder = find_checkpoint(settings)
-    return found if folder is None else found + _resuming(folder, settings)
+    return [] if folder is None else _resuming(folder, settings)
 
 
 def _resuming(folder: Path, settings: Settings) -> list[str]:

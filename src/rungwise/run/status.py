@@ -5,6 +5,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from ..errors import SettingsError
 from ..loop import Diverged, Step
+from ..settings.fields import FIELDS
 from ..signals import Terminated
 from ..techniques.seen import UnavailableTechnique
 
@@ -43,7 +44,7 @@ def outcome(error: BaseException | None, steps: list[Step], processes: int = 1) 
             why = "; asked to from outside, or another rank ended without a word (killed?)" if processes > 1 else ""
             return "failed", f"terminated after {len(steps)} steps{why}", 143
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error):
-        mend = "raise --gradient_accumulation_steps, or add --gradient_checkpointing"
+        mend = ", or ".join(advice for f in FIELDS.values() if (advice := f.metadata["saves_memory"]))
         return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {mend}", 1
     if lost_a_rank(error):
         first = words.splitlines()[0]

@@ -1,53 +1,29 @@
 """Reads the Accelerate YAML given to `--config`: which keys it has, and what the recipes take from it.
 
-Accelerate's own `ClusterConfig` is the schema, so that a file accepted here is one that
-`accelerate launch --config_file` accepts. The one addition is a top-level `gradient_accumulation_steps`, which
-Accelerate only knows inside `deepspeed_config`.
+A file accepted here is one that `accelerate launch --config_file` accepts, those that `accelerate config` writes among
+them. The one addition is a top-level `gradient_accumulation_steps`, which Accelerate only knows inside
+`deepspeed_config`.
 """
 
-import typing
 from pathlib import Path
 from typing import Any
 
 import yaml
-from accelerate.commands.config.config_args import ClusterConfig
 
-from ..errors import closest
-
-ACCUMULATION = "gradient_accumulation_steps"
-LEGACY_KEYS = {"dynamo_backend": str, "fp16": bool}
-
-# What changes training and has no recipe yet. An option that is accepted and then ignored would be a false label.
-UNSUPPORTED = (
-    "fp8_config",
-    "megatron_lm_config",
-    "parallelism_config",
-    "downcast_bf16",
-    "tpu_name",
-    "tpu_zone",
-    "tpu_use_cluster",
-    "tpu_use_sudo",
-    "fp16",
-    "dynamo_backend",
+from ..errors import closest, closest_file
+from .accelerate_keys import (
+    ACCUMULATION,
+    DISTRIBUTED_TYPES,
+    DYNAMO_KEYS,
+    FSDP_CLASSES,
+    FSDP_REMEDIES,
+    FSDP_VALUES,
+    KEYS,
+    PRECISIONS,
+    WORDS,
+    Key,
+    installed_key,
 )
-DISTRIBUTED_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "FSDP")
-# What FSDP2 takes from the file. Other values than these would change what a run is, or do nothing. One of several is
-# handed on as the setting `fsdp_<key>`.
-FSDP_VALUES: dict[str, tuple[Any, ...]] = {
-    "version": (2,),
-    "reshard_after_forward": (True, False),
-    "auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",),
-    "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
-    "offload_params": (False,),
-    "cpu_ram_efficient_loading": (False,),
-    "activation_checkpointing": (False,),
-}
-FSDP_MENDS = {
-    "version": "FSDP1 has no recipe here",
-    "activation_checkpointing": "use the flag --gradient_checkpointing",
-}
-PRECISIONS = ("no", "bf16", "fp16")
-DYNAMO_KEYS = ("backend", "mode", "use_regional_compilation", "use_fullgraph", "use_dynamic")
 
 
 def read(path: str) -> tuple[dict[str, Any], list[str]]:
@@ -56,8 +32,8 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     Returns:
         The values found, by the names of the settings they decide (`mixed_precision`,
         `gradient_accumulation_steps`, `torch_compile`, `torch_compile_mode`, `torch_compile_scope`, `use_cpu`,
-        `num_processes`, `fsdp`, `fsdp_reshard_after_forward`, `fsdp_state_dict_type`), and one message for each
-        problem. Values of the wrong type are left out.
+        `num_processes`, `fsdp`, `fsdp_<key>`, `gradient_checkpointing`), and one message for each problem. Values of
+        the wrong type are left out.
     """
     raw, problem = _load(path)
     if problem:
@@ -66,6 +42,14 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     raw = _well_typed(raw, path, problems)
 
     values: dict[str, Any] = {}
+    kind = raw.get("distributed_type", "NO")
+    if kind not in DISTRIBUTED_TYPES:
+        near = closest(kind, DISTRIBUTED_TYPES)
+        problems.append(
+            f"{path}: distributed_type {kind!r} has no recipe here{near}; use one of {', '.join(DISTRIBUTED_TYPES)}"
+        )
+    if raw.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        problems.append(f"{path}: compute_environment must be LOCAL_MACHINE, not {raw['compute_environment']!r}")
     _precision(raw, path, values, problems)
     _accumulation(raw, path, values, problems)
     _dynamo(raw, path, values, problems)
@@ -73,17 +57,6 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     for name in ("use_cpu", "num_processes"):
         if name in raw:
             values[name] = raw[name]
-
-    if raw.get("distributed_type", "NO") not in DISTRIBUTED_TYPES:
-        problems.append(
-            f"{path}: distributed_type {raw['distributed_type']!r} has no recipe here; use one of "
-            f"{', '.join(DISTRIBUTED_TYPES)}"
-        )
-    if raw.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        problems.append(f"{path}: compute_environment must be LOCAL_MACHINE, not {raw['compute_environment']!r}")
-    for key in UNSUPPORTED:
-        if raw.get(key):
-            problems.append(f"{path}: {key} has no recipe here and would have no effect; remove it")
     return values, problems
 
 
@@ -92,8 +65,9 @@ def _load(path: str) -> tuple[dict[str, Any], str | None]:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         shipped = sorted(str(file) for file in Path("accelerate_configs").glob("*.yaml"))
+        near = closest_file(path, "accelerate_configs")
         hint = f"; shipped here: {', '.join(shipped)}" if shipped else "; give the path of an Accelerate YAML file"
-        return {}, f"--config {path}: no such file{hint}"
+        return {}, f"--config {path}: no such file{near}{hint}"
     except OSError as error:
         return {}, f"--config {path}: cannot be read ({error.strerror}); give the path of an Accelerate YAML file"
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -109,40 +83,30 @@ def _load(path: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _well_typed(raw: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """The entries of known keys with values of the right type; the others become problems."""
-    hints = typing.get_type_hints(ClusterConfig)
-    # Enums stand as their string in the file; Accelerate writes None for what was not chosen.
-    hints |= {"compute_environment": str, "distributed_type": str, ACCUMULATION: int, **LEGACY_KEYS}
+    """The entries that are read here, of the right type. All others that change something become problems."""
     kept = {}
-    for key, value in raw.items():
-        if key not in hints:
-            problems.append(f"{path}: unknown key {key!r}{closest(str(key), hints)}; remove it or mend its name")
-        elif key == "mixed_precision" and value is False:
-            problems.append(f"{path}: YAML reads an unquoted no as false; write mixed_precision: 'no'")
-        elif key == "distributed_type" and value is False:
-            problems.append(f"{path}: YAML reads an unquoted NO as false; write distributed_type: 'NO'")
-        elif value is not None and not _fits(value, hints[key]):
-            problems.append(f"{path}: {key} must be {_words(str(hints[key]))}, not {value!r}")
-        elif value is not None:
-            kept[key] = value
+    for name, value in raw.items():
+        key = KEYS.get(name) or installed_key(name)
+        if key is None:
+            problems.append(f"{path}: unknown key {name!r}{closest(str(name), KEYS)}; remove it or mend its name")
+        elif name in ("mixed_precision", "distributed_type") and value is False:
+            word = "no" if name == "mixed_precision" else "NO"
+            problems.append(f"{path}: YAML reads an unquoted {word} as false; write {name}: '{word}'")
+        elif value is None or _is_off(value, key):
+            continue  # Accelerate writes None for what was not chosen.
+        elif not isinstance(value, key.kind) or (key.kind is int and isinstance(value, bool)):
+            problems.append(f"{path}: {name} must be {WORDS[key.kind]}, not {value!r}")
+        elif key.read:
+            kept[name] = value
+        elif not key.launcher:
+            problems.append(f"{path}: {name} {key.remedy}")
     return kept
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    if typing.get_origin(hint) is typing.Union:
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    kind = typing.get_origin(hint) or hint
-    if kind is int and isinstance(value, bool):
-        return False
-    return isinstance(value, kind)
-
-
-def _words(type_name: str) -> str:
-    words = {"list": "a list", "dict": "a mapping", "int": "a whole number", "bool": "true or false", "str": "text"}
-    for name, text in words.items():
-        if name in type_name:
-            return text
-    return type_name
+def _is_off(value: Any, key: Key) -> bool:
+    """Whether a value of a key that has no recipe here asks for nothing. True is no 1."""
+    asked = any(type(value) is type(off) and value == off for off in key.off)
+    return not key.read and (asked or value in ("", [], {}))
 
 
 def _precision(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
@@ -152,14 +116,15 @@ def _precision(raw: dict[str, Any], path: str, values: dict[str, Any], problems:
     if precision in PRECISIONS:
         values["mixed_precision"] = precision
     else:
-        near = closest(precision, PRECISIONS)
+        why = "has no recipe here" if precision == "fp8" else f"does not exist{closest(precision, PRECISIONS)}"
         quoted = ", ".join(repr(name) for name in PRECISIONS)
-        problems.append(f"{path}: mixed_precision {precision!r} does not exist{near}; use one of {quoted}")
+        problems.append(f"{path}: mixed_precision {precision!r} {why}; use one of {quoted}")
 
 
 def _accumulation(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
     deepspeed = raw.get("deepspeed_config") or {}
-    for key in deepspeed:
+    # Of a file for DeepSpeed it is said once that there is no recipe.
+    for key in deepspeed if raw.get("distributed_type") != "DEEPSPEED" else ():
         if key != ACCUMULATION:
             problems.append(f"{path}: deepspeed_config: {key} has no effect, since DeepSpeed is not used; remove it")
     found = {}
@@ -178,8 +143,13 @@ def _accumulation(raw: dict[str, Any], path: str, values: dict[str, Any], proble
         values[ACCUMULATION] = next(iter(found.values()))
 
 
+def _without_prefix(config: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
+    chosen = {key: value for key, value in (config or {}).items() if value is not None}
+    return {str(key).removeprefix(prefix): value for key, value in chosen.items()}
+
+
 def _dynamo(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
-    config = {str(key).removeprefix("dynamo_"): value for key, value in (raw.get("dynamo_config") or {}).items()}
+    config = _without_prefix(raw.get("dynamo_config"), "dynamo_")
     if not config:
         return
     for key in config:
@@ -198,14 +168,14 @@ def _dynamo(raw: dict[str, Any], path: str, values: dict[str, Any], problems: li
             f"{path}: dynamo_config: backend {config['backend']!r} has no recipe here; use INDUCTOR or 'NO'"
         )
     values["torch_compile"] = backend == "INDUCTOR"
-    if "mode" in config:
+    if config.get("mode", "default") != "default":
         values["torch_compile_mode"] = config["mode"]
     if config.get("use_regional_compilation") is True:
         values["torch_compile_scope"] = "regional"
 
 
 def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
-    config = {str(key).removeprefix("fsdp_"): value for key, value in (raw.get("fsdp_config") or {}).items()}
+    config = _without_prefix(raw.get("fsdp_config"), "fsdp_")
     if raw.get("distributed_type") != "FSDP":
         if config:
             problems.append(
@@ -213,7 +183,15 @@ def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list
             )
         return
     config.setdefault("version", 1)  # as Accelerate does
-    for key, value in config.items():
+    values["fsdp"] = True
+    classes = config.pop(FSDP_CLASSES, "")
+    if not isinstance(classes, str):
+        problems.append(f"{path}: fsdp_config: fsdp_{FSDP_CLASSES} must be text, not {classes!r}")
+    elif classes.strip():
+        values[f"fsdp_{FSDP_CLASSES}"] = ",".join(name.strip() for name in classes.split(","))
+    # What FSDP1 was asked for besides says nothing of what is meant for FSDP2.
+    keys = config if config["version"] == 2 else ("version",)
+    for key, value in ((key, config[key]) for key in keys):
         known = FSDP_VALUES.get(key)
         value = value.upper() if isinstance(value, str) else value
         if known is None:
@@ -221,8 +199,10 @@ def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list
             problems.append(f"{path}: fsdp_config: fsdp_{key} has no recipe here{near}; remove it")
         elif type(value) is not type(known[0]) or value not in known:
             wanted = " or ".join(str(option).lower() if isinstance(option, bool) else str(option) for option in known)
-            why = f" ({FSDP_MENDS[key]})" if key in FSDP_MENDS else ""
+            why = f" ({FSDP_REMEDIES[key]})" if key in FSDP_REMEDIES else ""
             problems.append(f"{path}: fsdp_config: fsdp_{key} must be {wanted}, not {value!r}{why}")
+        elif key == "activation_checkpointing":
+            # Transformers' own does the same to each block, under every engine.
+            values |= {"gradient_checkpointing": True} if value else {}
         elif len(known) > 1:
             values[f"fsdp_{key}"] = value
-    values["fsdp"] = True

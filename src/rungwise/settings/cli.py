@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import closest
-from .fields import CHECKPOINTING_KWARGS, FIELDS, HINTS
+from .choices import CHECKPOINTING_KWARGS
+from .fields import FIELDS, HINTS
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -145,10 +146,13 @@ def checked(name: str, value: Any, where: str, problems: list[str]) -> Any:
     metadata = FIELDS[name].metadata
     if value is None:
         return None
-    choices, least = metadata.get("choices"), metadata.get("least")
+    choices, least, most = (metadata[key] for key in ("choices", "least", "most"))
     if choices and value not in choices:
         near = closest(str(value), choices)
         problems.append(f"{where}: {value!r} does not exist{near}; use one of {', '.join(choices)}")
+        return None
+    if most is not None and not least <= value <= most:
+        problems.append(f"{where}: must be from {least} to {most}, not {value}")
         return None
     if least is not None and not least <= value < float("inf"):
         problems.append(f"{where}: must be at least {least} and finite, not {value}")

@@ -1,30 +1,45 @@
-"""What a run is called that was given no name."""
+"""The parts of the name of a run that was given none. Each is made from the settings, "" where it says nothing."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
-from .fields import Settings
+
+def model(field: str) -> Callable[[Any], str]:
+    """The last part of a model's name, with nothing in it that a folder's name must not have."""
+    return lambda s: re.sub(r"[^\w.+=-]+", "-", (getattr(s, field) or "").rstrip("/").split("/")[-1])
 
 
-def made_name(settings: Settings) -> str:
-    """A name that says what is studied: precision, accumulation, techniques, model."""
-    parts = [{"no": "fp32"}.get(settings.precision, settings.precision)]
-    if settings.dtype != "float32":
-        parts[0] = f"pure_{parts[0]}"
-    if settings.gradient_accumulation_steps > 1:
-        parts.append(f"accum{settings.gradient_accumulation_steps}")
-    if settings.gradient_checkpointing:
-        parts.append("ckpt")
-    if settings.torch_compile:
-        parts.append("compile" if settings.torch_compile_scope == "model" else "compile_regional")
-        if settings.torch_compile_mode != "default":
-            parts.append(settings.torch_compile_mode)
-        if settings.activation_memory_budget != 1:
-            parts.append(f"budget{settings.activation_memory_budget:g}")
-    if settings.use_peft:
-        parts.append(f"lora{settings.lora_r}")
-    if settings.num_processes > 1:
-        parts.append(f"{'fsdp2-' if settings.fsdp else ''}x{settings.num_processes}")
-    model = settings.model_name_or_path or settings.config_name or settings.model_type
-    if model:
-        parts.insert(0, re.sub(r"[^\w.+=-]+", "-", model.rstrip("/").split("/")[-1]))
-    return "-".join(parts)
+def precision(s: Any) -> str:
+    name = "fp32" if s.precision == "no" else s.precision
+    return name if s.dtype == "float32" else f"pure_{name}"
+
+
+def accumulation(s: Any) -> str:
+    return f"accum{s.gradient_accumulation_steps}" if s.gradient_accumulation_steps > 1 else ""
+
+
+def checkpointing(s: Any) -> str:
+    return "ckpt" if s.gradient_checkpointing else ""
+
+
+def compiling(s: Any) -> str:
+    scope = "" if s.torch_compile_scope == "model" else f"_{s.torch_compile_scope}"
+    return f"compile{scope}" if s.torch_compile else ""
+
+
+def mode(s: Any) -> str:
+    return s.torch_compile_mode if s.torch_compile and s.torch_compile_mode != "default" else ""
+
+
+def budget(s: Any) -> str:
+    return f"budget{s.activation_memory_budget:g}" if s.torch_compile and s.activation_memory_budget != 1 else ""
+
+
+def lora(s: Any) -> str:
+    return f"lora{s.lora_r}" if s.use_peft else ""
+
+
+def processes(s: Any) -> str:
+    sharded = "fsdp2-" if s.fsdp else ""
+    return f"{sharded}x{s.num_processes}" if s.num_processes > 1 else ""

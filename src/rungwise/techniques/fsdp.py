@@ -10,7 +10,8 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 
-from ..settings.fields import COMPUTE_DTYPES, Settings
+from ..settings.choices import COMPUTE_DTYPES
+from ..settings.fields import Settings
 from .seen import Seen
 
 # How an accelerator is kept from a process.
@@ -21,7 +22,7 @@ HIDDEN_BY = {
 
 
 def plugin(settings: Settings) -> FullyShardedDataParallelPlugin | None:
-    """What Accelerate is told about sharding, if the config asks for it. Each repeated block is gathered by itself."""
+    """What Accelerate is told about sharding, if the config asks for it. Each block is gathered by itself."""
     if not settings.fsdp:
         return None
     return FullyShardedDataParallelPlugin(
@@ -29,8 +30,10 @@ def plugin(settings: Settings) -> FullyShardedDataParallelPlugin | None:
         reshard_after_forward=settings.fsdp_reshard_after_forward,
         mixed_precision_policy=_precision(settings),
         auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=settings.fsdp_transformer_layer_cls_to_wrap,
         state_dict_type=settings.fsdp_state_dict_type,
-        cpu_ram_efficient_loading=False,
+        cpu_ram_efficient_loading=settings.fsdp_cpu_ram_efficient_loading,
+        activation_checkpointing=False,  # Transformers' own is asked for in its place
     )
 
 
@@ -54,8 +57,6 @@ def shard_on_cpu(accelerator: Accelerator, sharding: FullyShardedDataParallelPlu
 def validate(settings: Settings, device_type: str) -> list[str]:
     """What FSDP2 cannot be had with: in these settings, or on this machine for a run on a device of this type."""
     if not settings.fsdp:
-        if settings.origins.get("fsdp_reshard_after_forward") == "flag":
-            return ["--fsdp_reshard_after_forward has no effect without FSDP, which the config asks for; drop it"]
         return []
     found = []
     if settings.torch_compile and settings.torch_compile_scope == "model":

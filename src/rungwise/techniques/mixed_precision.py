@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from .. import float32
 from ..device import native_precision
-from ..settings.fields import COMPUTE_DTYPES, Settings
+from ..settings.choices import COMPUTE_DTYPES
+from ..settings.fields import Settings
 from . import cpu_matmul, grouped_mm_autocast
 from .seen import TOLERANCE, Seen, dtype_name
 
