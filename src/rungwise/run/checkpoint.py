@@ -36,7 +36,7 @@ FREE = {
     "save_total_limit",
     "resume_from_checkpoint",
     "eval_steps",
-} - {"micro_batch_size"}
+} - {"micro_batch_size", "precision"}
 
 
 def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Record, tracked: str | None) -> None:
