@@ -14,11 +14,11 @@ import rungwise
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one rung; returns the exit code."""
-    settings = rungwise.configure(argv, description=__doc__)
-    rows, held_out = rungwise.build_datasets(settings)  # of block_size tokens
-    with rungwise.Run(settings, rows, held_out) as run:
+    settings, inputs = rungwise.configure(argv, description=__doc__)
+    rows, held_out = rungwise.build_datasets(settings, inputs)  # of block_size tokens
+    with rungwise.Run(settings, inputs.data) as run:
         accelerator = run.start(rungwise.build_accelerator(settings))
-        model = rungwise.build_model(settings)  # fp32 master weights
+        model = rungwise.build_model(settings, inputs.config)  # fp32 master weights
         model, compiled = rungwise.apply_techniques(model, settings, accelerator.device)
         optimizer = rungwise.build_optimizer(model, settings)
         scheduler = rungwise.build_scheduler(optimizer, settings)

@@ -4,14 +4,16 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rungwise.data.loader import build_dataloader, build_dataset
-from rungwise.data.sampling import RowOrder
+from rungwise.data import loader
+from rungwise.data.loader import build_dataloader
+from rungwise.data.opened import Opening, open_data, open_inputs
+from rungwise.data.sampling import EpochSampler, Row, StreamingRows
 from rungwise.loop import Step, train
 from rungwise.metrics.memory import local
 from rungwise.metrics.throughput import StepMeter
@@ -54,6 +56,21 @@ def file_settings(path: str | Path, *flags: str, **changes: Any) -> Settings:
     return tiny_settings(*flags, dataset_name=None, train_file=str(path), **changes)
 
 
+def build_datasets(settings: Settings) -> tuple[Dataset | StreamingRows, Sequence[Row] | None]:
+    """The rows of a run, of which nothing was opened before."""
+    return loader.build_datasets(settings, open_inputs(settings))
+
+
+def build_dataset(settings: Settings) -> Dataset | StreamingRows:
+    """The rows to train on."""
+    return build_datasets(settings)[0]
+
+
+def data_problems(settings: Settings) -> list[str]:
+    """What is wrong with the texts and the tokenizer."""
+    return open_data(settings, Opening())[1]
+
+
 def word_tokenizer(folder: Path, vocab_size: int, **special: str) -> str:
     """Writes a tokenizer whose words are w0, w1, ..., w0 for any other, and returns its folder."""
     tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(vocab_size)}, unk_token="w0"))
@@ -80,7 +97,7 @@ def masked_rows(settings: Settings, windows: Collection[int], half: int | None =
     rows = settings.max_steps * settings.global_batch_size
     ids = torch.randint(128, (rows, settings.block_size), generator=torch.Generator().manual_seed(7))
     labels = ids.clone()
-    order = torch.tensor(list(RowOrder(rows, rows, settings.seed)))
+    order = torch.tensor(list(EpochSampler(rows, rows, settings.seed)))
     for number in (*windows, *([half] if half else [])):
         window = order[(number - 1) * settings.global_batch_size : number * settings.global_batch_size]
         labels[window[: len(window) // 2] if number == half else window] = -100

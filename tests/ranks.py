@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 
 from rungwise import __version__  # noqa: F401 (sets what PyTorch reads when it is imported)
-from rungwise.data.loader import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
+from rungwise.data.loader import build_dataloader, build_eval_dataloader
 from rungwise.techniques import build_accelerator
 
 import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, broadcast_object_list, set_seed
-from harness import LINES, ragged_rows, tiny_settings, train_tiny
+from harness import LINES, build_dataset, build_datasets, ragged_rows, tiny_settings, train_tiny
 from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.profiler import ProfilerActivity, profile
 

@@ -9,7 +9,7 @@ import math
 from types import SimpleNamespace
 
 from rungwise.data.loader import build_dataloader
-from rungwise.data.sampling import RowOrder
+from rungwise.data.sampling import EpochSampler
 from rungwise.loop import DataEnded, Diverged, train
 from rungwise.metrics.throughput import StepMeter
 from rungwise.techniques import build_accelerator, cpu_matmul, mixed_precision
@@ -189,8 +189,8 @@ def test_windows_that_carry_no_loss_leave_the_training_of_the_others(monkeypatch
     settings = tiny_settings("--max_steps", "6")
     rows = masked_rows(settings, windows=(1, 4))
     losses = train_tiny(settings, rows).losses
-    learnt = [row for row in RowOrder(96, 96, settings.seed) if (rows[row]["labels"] != -100).any()]
-    monkeypatch.setattr("rungwise.data.loader.RowOrder", lambda count, total, seed: range(total))
+    learnt = [row for row in EpochSampler(96, 96, settings.seed) if (rows[row]["labels"] != -100).any()]
+    monkeypatch.setattr("rungwise.data.loader.EpochSampler", lambda count, total, seed: range(total))
     others = train_tiny(dataclasses.replace(settings, max_steps=4), rows.select(learnt)).losses
     assert [loss for loss in losses if not math.isnan(loss)] == others
 

@@ -9,13 +9,14 @@ REFUSAL = r"\d+ problems? with this call:\n((?: +- .*\n?)+)"
 
 
 class SettingsError(ValueError):
-    """The settings of a run cannot be used. The message lists every problem, each with its mend."""
+    """The settings of a run cannot be used. The message lists every problem, each with its mend, and a last word."""
 
-    def __init__(self, problems: Iterable[str]):
+    def __init__(self, problems: Iterable[str], last: str | None = None):
         self.problems = list(problems)
         count = len(self.problems)
         head = "1 problem with this call:" if count == 1 else f"{count} problems with this call:"
-        super().__init__("\n".join([head, *(f"  - {problem}" for problem in self.problems)]))
+        lines = [head, *(f"  - {problem}" for problem in self.problems), *([f"({last})"] if last else [])]
+        super().__init__("\n".join(lines))
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -1,11 +1,11 @@
 """A run's data is known by its content: the same under another date, another under the same name."""
 
 import os
+from pathlib import Path
 
-from rungwise.data import fingerprint, sources
+from rungwise.data import fingerprint, loader, texts
 from rungwise.data.fingerprint import describe, fingerprints
-from rungwise.data.loader import build_datasets
-from rungwise.data.sources import Source, load_text
+from rungwise.data.opened import open_inputs
 
 import pytest
 from harness import LINES, file_settings, tiny_settings
@@ -65,9 +65,9 @@ def test_a_file_is_read_once_in_a_process(tmp_path, monkeypatch):
 def test_the_standard_library_is_known_by_its_files(tmp_path, monkeypatch):
     settings = tiny_settings("--dataset_name", "python-stdlib")
     [before] = fingerprints(settings).values()
-    files = sources.stdlib_files()
+    files = texts.stdlib_files()
     (tmp_path / "zzz.py").write_text("pass\n")
-    monkeypatch.setattr(fingerprint, "stdlib_files", lambda: [*files, str(tmp_path / "zzz.py")])
+    monkeypatch.setattr(texts, "stdlib_files", lambda: [*files, str(tmp_path / "zzz.py")])
     [after] = fingerprints(settings).values()
     sizes = [int(text.split()[0]) for text in (before, after)]
     assert sizes[1] == sizes[0] + 5 and before.split()[-1] != after.split()[-1]
@@ -79,12 +79,11 @@ def test_synthetic_rows_are_known_by_what_makes_them(flags):
 
 
 @pytest.mark.parametrize("streaming", ["false", "true"])
-def test_a_data_set_has_the_fingerprint_that_datasets_gives_it(tmp_path, streaming):
-    settings, path = of_folder(tmp_path)
-    source = Source("dataset_name", str(path.parent))
-    whole = load_text(source, settings, streaming=False).rows
-    streamed = tiny_settings("--dataset_name", str(path.parent), "--streaming", streaming)
-    assert fingerprints(streamed) == {str(source): f"datasets {whole._fingerprint}"}
+def test_a_folder_is_known_by_its_files_however_it_is_read(tmp_path, streaming):
+    _, path = of_folder(tmp_path)
+    settings = tiny_settings("--dataset_name", str(path.parent), "--streaming", streaming)
+    name = f"--dataset_name {path.parent}"
+    assert fingerprints(settings) == {name: fingerprints(file_settings(path))[f"--train_file {path}"]}
 
 
 def test_what_is_recorded_of_the_data(tmp_path):
@@ -93,22 +92,25 @@ def test_what_is_recorded_of_the_data(tmp_path):
 
     def described(*flags):
         settings = tiny_settings("--dataset_name", LINES, *flags)
-        rows = build_datasets(settings)
-        return describe(settings, *rows), rows
+        inputs = open_inputs(settings)
+        rows = loader.build_datasets(settings, inputs)
+        return describe(settings, inputs.data), rows
 
     found, (rows, _) = described()
-    train = {"source": f"--dataset_name {LINES}", "reader": "text"}
+    size = Path(LINES).stat().st_size
+    train = {"source": f"--dataset_name {LINES}", "reader": "text", "column": None, "columns": []}
+    train |= {"texts": 1, "empty": 0, "missing": 0, "tokens": size, "end_of_text": None}
     train["fingerprint"] = fingerprints(tiny_settings("--dataset_name", LINES))[train["source"]]
-    assert found == {"train": {**train, "rows": len(rows)}}
+    last = {"tokens of a last incomplete block": size % 32}
+    assert found == {"train": {**train, "rows": size // 32, "dropped": last}} and len(rows) == size // 32
     found, (rows, held_out) = described("--eval_steps", "2", "--validation_split_percentage", "20")
-    assert found == {"train": {**train, "rows": len(rows)}, "evaluation": {**train, "rows": len(held_out)}}
+    assert found["train"] == {**train, "rows": len(rows), "dropped": last}
+    assert found["evaluation"].items() >= {"source": train["source"], "rows": len(held_out)}.items()
     found, (rows, held_out) = described("--eval_steps", "2", "--validation_file", str(path), "--streaming")
-    assert found["train"] == {**train, "rows": None}
-    assert found["evaluation"]["source"] == f"--validation_file {path}" and found["evaluation"]["rows"] == len(
-        held_out
-    )
+    assert found["train"]["rows"] is None and found["evaluation"]["rows"] == len(held_out)
+    assert found["evaluation"]["source"] == f"--validation_file {path}"
     assert found["evaluation"]["fingerprint"].startswith(f"{len(TEXT)} bytes, blake2b ")
 
 
 def test_nothing_is_claimed_of_rows_from_elsewhere():
-    assert describe(tiny_settings(), None, None) == {}
+    assert describe(tiny_settings(), None) == {}

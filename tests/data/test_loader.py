@@ -1,7 +1,7 @@
 """The rows of a run: the same however they are split, held out from training where they are evaluated on."""
 
-from rungwise.data.loader import build_dataloader, build_dataset, build_datasets, build_eval_dataloader
-from rungwise.data.sampling import StreamedRows
+from rungwise.data.loader import build_dataloader, build_eval_dataloader
+from rungwise.data.sampling import StreamingRows
 from rungwise.errors import SettingsError
 
 import pandas
@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
-from harness import LINES, file_settings, tiny_settings, word_tokenizer
+from harness import LINES, build_dataset, build_datasets, file_settings, tiny_settings, word_tokenizer
 
 PADDED = ("--dataset_name", LINES, "--packing", "false")
 KINDS = {
@@ -72,7 +72,7 @@ def test_an_epoch_of_a_stream_has_the_rows_of_the_data_set(flags):
     flags = ("--dataset_name", LINES, *flags)
     whole = build_dataset(tiny_settings(*flags))[:]["input_ids"].tolist()
     stream = build_dataset(tiny_settings(*flags, "--streaming", "--max_steps", "50"))
-    assert isinstance(stream, StreamedRows) and len(stream) == 800 > 2 * len(whole) > 200
+    assert isinstance(stream, StreamingRows) and len(stream) == 800 > 2 * len(whole) > 200
     order = [row["input_ids"].tolist() for row in stream]
     epochs = [order[start : start + len(whole)] for start in (0, len(whole))]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(whole)

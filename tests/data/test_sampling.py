@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from rungwise.data.sampling import EvaluationRows, RowOrder, StreamedRows, labels_of, shuffled
+from rungwise.data.sampling import EpochSampler, PaddedEvalRows, StreamingRows, labels_of, shuffled
 
 import pytest
 import torch
@@ -20,18 +20,18 @@ def numbers(rows):
 
 @given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 5))
 def test_each_row_is_seen_once_an_epoch(rows, total, seed):
-    order = list(RowOrder(rows, total, seed))
-    assert len(order) == total == len(RowOrder(rows, total, seed))
+    order = list(EpochSampler(rows, total, seed))
+    assert len(order) == total == len(EpochSampler(rows, total, seed))
     for start in range(0, total - rows + 1, rows):
         assert sorted(order[start : start + rows]) == list(range(rows))
     assert len(set(order[total - total % rows :])) == total % rows
-    assert order == list(RowOrder(rows, total, seed))
+    assert order == list(EpochSampler(rows, total, seed))
 
 
 def test_epochs_and_seeds_differ():
-    order = list(RowOrder(50, 100, seed=0))
+    order = list(EpochSampler(50, 100, seed=0))
     assert order[:50] != order[50:]
-    assert order != list(RowOrder(50, 100, seed=9))
+    assert order != list(EpochSampler(50, 100, seed=9))
 
 
 @given(st.integers(0, 60), st.integers(1, 80), st.integers(0, 9))
@@ -46,7 +46,7 @@ def test_a_shuffled_stream_has_each_row_once(count, buffer, seed):
 
 @given(st.integers(1, 30), st.integers(1, 100), st.integers(0, 5))
 def test_a_stream_is_repeated_in_another_order(count, total, seed):
-    stream = StreamedRows(lambda: iter(numbered(count)), total, seed)
+    stream = StreamingRows(lambda: iter(numbered(count)), total, seed)
     order = numbers(stream)
     assert len(order) == total == len(stream) and order == numbers(stream)
     for start in range(0, total - count + 1, count):
@@ -64,13 +64,13 @@ def test_a_stream_reads_no_further_than_it_must(monkeypatch):
             read.append(row)
             yield row
 
-    list(islice(StreamedRows(rows, total=500, seed=0), 5))
+    list(islice(StreamingRows(rows, total=500, seed=0), 5))
     assert len(read) == 8 + 5
 
 
 @given(st.integers(1, 30), st.integers(1, 12))
 def test_rows_that_fill_up_an_evaluation_carry_no_loss(count, multiple):
-    rows = EvaluationRows(numbered(count), multiple)
+    rows = PaddedEvalRows(numbered(count), multiple)
     assert len(rows) % multiple == 0 and 0 <= len(rows) - count < multiple
     labels = torch.stack([rows[index]["labels"] for index in range(len(rows))])
     assert labels[:count].tolist() == [[n, n] for n in range(count)]

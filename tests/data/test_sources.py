@@ -2,13 +2,13 @@
 
 import time
 
-from rungwise.data import loader as data
-from rungwise.data.sources import Source, load_text, training_source
+from rungwise.data.sources import Source, training_source
+from rungwise.data.texts import load_text
 from rungwise.errors import SettingsError
 
 import pandas
 import pytest
-from harness import file_settings, tiny_settings, word_tokenizer
+from harness import data_problems, file_settings, tiny_settings, word_tokenizer
 
 TEXTS = ["first text", "ä second"]
 
@@ -38,7 +38,7 @@ def texts_of(source, settings, streaming):
 def test_a_file_is_read_by_its_suffix(tmp_path, name, streaming):
     path = write(tmp_path / name)
     settings = file_settings(path, "--packing", "false")
-    assert data.problems(settings) == []
+    assert data_problems(settings) == []
     assert texts_of(training_source(settings), settings, streaming) == TEXTS
     # The same file as the name of a data set.
     assert texts_of(Source("dataset_name", str(path)), settings, streaming) == TEXTS
@@ -54,23 +54,24 @@ def test_packed_lines_keep_their_ends(tmp_path, streaming):
 def test_a_folder_by_name(tmp_path, streaming):
     write(tmp_path / "a.jsonl")
     settings = tiny_settings("--dataset_name", str(tmp_path), "--streaming", streaming)
-    assert data.problems(settings) == []
+    assert data_problems(settings) == []
     assert texts_of(training_source(settings), settings, streaming == "true") == TEXTS
 
 
-def test_the_column_is_the_one_asked_for_else_text_else_the_first_of_strings(tmp_path):
+def test_the_column_is_the_one_asked_for_else_text(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1, "title": "aaaa", "text": "bbbb", "list": ["cccc"]}\n')
 
-    def column(*flags):
+    def texts(*flags):
         settings = file_settings(path, *flags)
-        return load_text(training_source(settings), settings, streaming=False).column
+        return texts_of(training_source(settings), settings, streaming=False)
 
-    assert column() == "text"
-    assert column("--text_column", "title") == "title"
-    for wrong in ("n", "list", "nothing"):
-        with pytest.raises(SettingsError, match=f"--text_column {wrong}: .* no such .* use one of title, text"):
-            column("--text_column", wrong)
+    assert texts() == ["bbbb"]
+    assert texts("--text_column", "title") == ["aaaa"]
+    assert texts("--text_column", "n") == ["1"]
+    for wrong in ("list", "nothing"):
+        with pytest.raises(SettingsError, match=f"--text_column {wrong}: .* no such .* use one of n, title, text"):
+            texts("--text_column", wrong)
 
 
 BAD = {
@@ -85,12 +86,12 @@ BAD = {
     "cut in a letter": ("a.txt", b"long enough, cut in a letter \xc3", "not UTF-8 text (unexpected end of data)"),
     "latin-1 JSON": ("a.jsonl", b'{"text": "caf\xe9 au lait"}\n', "not UTF-8 text"),
     "latin-1 CSV": ("a.csv", b"text\ncaf\xe9 au lait\n", "not UTF-8 text"),
-    "broken JSON": ("a.jsonl", b'{"text": "a"}\n{"text": b}\n', "JSON parse error: Invalid value. in row 1; convert"),
+    "broken JSON": ("a.jsonl", b'{"text": "a"}\n{"text": b}\n', "line 2 is not JSON (Expecting value)"),
     "blank JSON": ("a.json", b"\n\n", "there are no rows in it"),
-    "broken CSV": ("a.csv", b'text\n"a\n', "EOF inside string starting at row 1"),
+    "broken CSV": ("a.csv", b'text\n"a\n', "line 2: unexpected end of data"),
     "no rows": ("a.csv", b"text,n\n", "there are no rows in it"),
     "broken parquet": ("a.parquet", b"no parquet at all", "Parquet magic bytes not found"),
-    "no text": ("a.csv", b"n,m\n1,2\n", "no column of n, m holds text"),
+    "no text": ("a.csv", b"n,m\n1,2\n", "which column holds the text? name one of them in --text_column: n, m"),
 }
 
 
@@ -101,7 +102,7 @@ def test_bad_files(tmp_path, capfd, case, streaming):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    [problem] = data.problems(file_settings(path, "--streaming", streaming))
+    [problem] = data_problems(file_settings(path, "--streaming", streaming))
     assert problem.startswith(f"--train_file {path}: ") and message in problem
     assert "\n" not in problem
     assert capfd.readouterr().err == ""
@@ -109,7 +110,7 @@ def test_bad_files(tmp_path, capfd, case, streaming):
 
 def test_a_split_that_does_not_exist(tmp_path):
     write(tmp_path / "a.jsonl")
-    [problem] = data.problems(tiny_settings("--dataset_name", str(tmp_path), "--dataset_split", "dev"))
+    [problem] = data_problems(tiny_settings("--dataset_name", str(tmp_path), "--dataset_split", "dev"))
     assert (
         'Unknown split "dev"' in problem
         and "check --dataset_name, --dataset_config_name and --dataset_split" in problem
@@ -119,7 +120,7 @@ def test_a_split_that_does_not_exist(tmp_path):
 def test_problems_of_all_texts_are_listed_together(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     flags = ["--eval_steps", "2", "--validation_file", str(tmp_path / "no.txt"), "--tokenizer_name", str(tmp_path)]
-    problems = data.problems(file_settings(tmp_path / "latin.txt", *flags))
+    problems = data_problems(file_settings(tmp_path / "latin.txt", *flags))
     assert len(problems) == 3
     for problem, words in zip(problems, ["not UTF-8", "no.txt: no such file", "no tokenizer in"], strict=True):
         assert words in problem
@@ -131,7 +132,7 @@ def test_what_cannot_be_reached_fails_fast_and_is_listed(monkeypatch):
     monkeypatch.setattr(time, "sleep", pauses.append)
     flags = ["--dataset_name", "someone/something", "--tokenizer_name", "someone/else"]
     for streaming in ("false", "true"):
-        data_problem, tokenizer_problem = data.problems(tiny_settings(*flags, "--streaming", streaming))
+        data_problem, tokenizer_problem = data_problems(tiny_settings(*flags, "--streaming", streaming))
         assert data_problem.startswith(
             "--dataset_name someone/something: Couldn't reach 'someone/something' on the Hub"
         )
@@ -147,13 +148,13 @@ def test_a_model_without_a_tokenizer(tmp_path):
     GPT2Config(vocab_size=128).save_pretrained(tmp_path / "model")
     (tmp_path / "a.txt").write_text("some text")
     settings = file_settings(tmp_path / "a.txt", model_name_or_path=str(tmp_path / "model"), config_overrides=None)
-    [problem] = data.problems(settings)
+    [problem] = data_problems(settings)
     assert problem.startswith(f"no tokenizer in {tmp_path / 'model'}") and "give --tokenizer_name" in problem
-    assert data.problems(tiny_settings(model_name_or_path=str(tmp_path / "model"), config_overrides=None)) == []
-    assert data.problems(file_settings(tmp_path / "a.txt", model_name_or_path="/no", config_overrides=None)) == []
+    assert data_problems(tiny_settings(model_name_or_path=str(tmp_path / "model"), config_overrides=None)) == []
+    assert data_problems(file_settings(tmp_path / "a.txt", model_name_or_path="/no", config_overrides=None)) == []
 
 
 def test_a_good_tokenizer_is_no_problem(tmp_path):
     (tmp_path / "a.txt").write_text("w1")
     name = word_tokenizer(tmp_path / "tokenizer", 64)
-    assert data.problems(file_settings(tmp_path / "a.txt", "--tokenizer_name", name)) == []
+    assert data_problems(file_settings(tmp_path / "a.txt", "--tokenizer_name", name)) == []

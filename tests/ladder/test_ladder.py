@@ -20,7 +20,7 @@ SHIPPED = sorted(Path("recipes/ladders").glob("*.yaml")) or sorted((ROOT / "reci
 @pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
 def test_every_shipped_ladder_can_be_run(file):
     for rung in read_rungs(str(file), [], "group"):
-        settings, problems = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})
+        settings, problems, _ = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})
         assert problems == rung.launch_problems() == []
         assert (settings.run_name, settings.group) == (rung.name, "group")
         # Fewer timed steps than a speed is claimed from would leave the report without speeds.
@@ -64,7 +64,7 @@ def test_flags_from_everywhere_are_arguments_that_can_be_typed(tmp_path):
         "--config", "accelerate_configs/fp32.yaml", "--max_steps", "30", "--global_batch_size", "32",
         "--run_name", "plain", "--group", "g",
     )  # fmt: skip
-    settings, problems = check(rungs[2].arguments, environ={})
+    settings, problems, _ = check(rungs[2].arguments, environ={})
     assert problems == []
     assert settings.gradient_checkpointing_kwargs == {"use_reentrant": True} and settings.save_model is False
     assert rungs[0].command(Path("d"))[-2:] == ["--output_dir", "d"]

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from rungwise.data.loader import build_datasets
 from rungwise.model import model as models
 from rungwise.model.model import build_model, default_config, load_config, save_model
 from rungwise.model.probe import vocab_size
@@ -11,7 +10,7 @@ from rungwise.techniques import build_accelerator
 
 import pytest
 import torch
-from harness import tiny_settings
+from harness import build_datasets, tiny_settings
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,

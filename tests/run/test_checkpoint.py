@@ -7,8 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
+from rungwise.data import loader
 from rungwise.data.fingerprint import describe
-from rungwise.data.loader import build_dataloader, build_datasets
+from rungwise.data.loader import build_dataloader
+from rungwise.data.opened import open_inputs
 from rungwise.errors import SettingsError
 from rungwise.loop import Step
 from rungwise.run import checkpoint
@@ -19,7 +21,7 @@ import ablate
 import pytest
 import torch
 from commands import ablate_here
-from harness import LINES, MODEL, TINY, file_settings, largest_difference, tiny_settings
+from harness import LINES, MODEL, TINY, build_datasets, file_settings, largest_difference, tiny_settings
 from safetensors.torch import load_file
 
 DROPOUT = f"{MODEL},resid_pdrop=0.1,attn_pdrop=0.1"
@@ -177,7 +179,9 @@ def test_data_that_changed_is_refused_by_its_name(tmp_path, flag):
         flags = ("--eval_steps", "2", "--validation_file", str(tmp_path / "validation_file"), *flags)
         return file_settings(tmp_path / "train_file", *flags)
 
-    data = describe(settings(), *build_datasets(settings()))
+    inputs = open_inputs(settings())
+    loader.build_datasets(settings(), inputs)
+    data = describe(settings(), inputs.data)
     resumed = settings("--resume_from_checkpoint", str(save_notes(tmp_path / "run", settings(), data)))
     os.utime(tmp_path / flag, (1, 1))
     assert checkpoint.problems(resumed) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from rungwise.errors import SettingsError
 from rungwise.result_file import UNFINISHED
 from rungwise.run import rank_errors as ranks
-from rungwise.run.rank_errors import exit_on_problems
+from rungwise.run.refusal import exit_on_problems
 from rungwise.run.run import Run
 from rungwise.techniques import build_accelerator
 

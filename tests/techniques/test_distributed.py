@@ -5,11 +5,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rungwise.data.loader import build_dataloader, build_dataset
+from rungwise.data.loader import build_dataloader
 
 import pytest
 import torch
-from harness import ENVIRONMENT, LINES, ROOT, largest_difference, padded_rows, ragged_rows, tiny_settings, train_tiny
+from harness import (
+    ENVIRONMENT,
+    LINES,
+    ROOT,
+    build_dataset,
+    largest_difference,
+    padded_rows,
+    ragged_rows,
+    tiny_settings,
+    train_tiny,
+)
 
 # fp32 sums the same numbers in another order.
 SAME_WEIGHTS = 1e-7

@@ -5,62 +5,75 @@ A file's is its size and a hash of all its bytes, at about 1 GB/s: who made it a
 
 import functools
 import hashlib
-from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-import datasets
-
 from ..model.model import load_config
+from ..model.probe import vocab_size
 from ..settings.fields import Settings
-from .loader import SYNTHETIC, SYNTHETIC_ROWS
-from .sampling import StreamedRows
-from .sources import STDLIB, Source, load_arguments, readable, split_of, stdlib_files, training_source
-from .sources import validation_source as given_validation
+from .loader import SYNTHETIC_ROWS
+from .opened import OpenedData, Opening, open_data
+from .sources import SYNTHETIC, Source, readable, sources, training_source, validation_source
+from .texts import Located, locate, split_of
 
 CHUNK = 2**20
 
 
-def fingerprint(source: Source, settings: Settings) -> str:
+def fingerprint(source: Source, settings: Settings, located: Located | None = None, known: int | None = None) -> str:
     """The same text for the same content, of a source that can be read.
+
+    Args:
+        source: the text.
+        settings: what else decides it.
+        located: where its rows are [looks for them].
+        known: how many tokens the model of synthetic rows knows [loads its config].
 
     Raises:
         SettingsError: it can no longer be read.
     """
     with readable(source):
         if source.name == SYNTHETIC:
-            tokens = f"{SYNTHETIC_ROWS} rows of {settings.block_size} tokens"
-            return f"{tokens} of {load_config(settings).vocab_size}, seed {settings.seed}"
-        if source.path is not None:
-            return _of_files([str(source.path)])
-        if source.name == STDLIB:
-            return _of_files(stdlib_files())
+            known = known or vocab_size(load_config(settings))
+            return f"{SYNTHETIC_ROWS} rows of {settings.block_size} tokens of {known}, seed {settings.seed}"
+        located = located or locate(source, settings)
+        if located.files:
+            return _of_files([path for paths in located.files.values() for path in paths])
+        if located.saved:
+            return _of_files(sorted(str(path) for path in located.saved.rglob("*") if path.is_file()))
         # The one that `datasets` gives to what it has read whole; a stream brings none.
-        builder = datasets.load_dataset_builder(**load_arguments(source, settings))
-        return f"datasets {builder._get_dataset_fingerprint(split_of(source, settings))}"
+        return f"datasets {located.builder._get_dataset_fingerprint(split_of(source, settings))}"
 
 
-def fingerprints(settings: Settings) -> dict[str, str]:
-    """The fingerprint of each text that the settings name, by the flag and the name."""
-    sources = [training_source(settings), given_validation(settings)]
-    return {str(source): fingerprint(source, settings) for source in sources if source}
+def fingerprints(settings: Settings, opening: Opening | None = None) -> dict[str, str]:
+    """The fingerprint of each text that the settings name, by the flag and the name.
+
+    `opening` has what was opened before; without it, everything is looked for anew.
+    """
+    if opening is None:
+        return {str(source): fingerprint(source, settings) for source in sources(settings)}
+    data, _ = open_data(settings, opening)
+    return {str(source): _fingerprint(source, settings, data) for source in sources(settings)}
 
 
-def describe(settings: Settings, rows: Sized | None, held_out: Sized | None) -> dict[str, Any]:
-    """What a run trains on and, apart, what it is evaluated on, of the rows that `build_datasets` made.
+def describe(settings: Settings, data: OpenedData | None) -> dict[str, Any]:
+    """What a run trains on and, apart, what it is evaluated on, as `build_datasets` made it.
 
     Returns:
-        Nothing without such rows: of others nothing is known. Else `train` and, if anything is evaluated,
-        `evaluation`, each with `source`, `reader` (of a file), `fingerprint` and the number of `rows` (None for a
-        stream to train on). Rows that are held out have the source of those to train on.
+        Nothing without opened data: of other rows nothing is known. Else `train` and, if anything is evaluated,
+        `evaluation`, each with `source` and `fingerprint`, the number of `rows` (None for a stream to train on) and,
+        of a text, `reader`, `column` among `columns`; of one that was read whole, too, `texts`, of these `empty` and
+        `missing`, `tokens`, and what was `dropped` and why. Rows that are held out have the source of the others.
     """
-    if rows is None:
+    if data is None:
         return {}
-    found = {"train": _part(training_source(settings), settings)}
-    found["train"]["rows"] = None if isinstance(rows, StreamedRows) else len(rows)
-    if held_out is not None:
-        source = given_validation(settings) or training_source(settings)
-        found["evaluation"] = {**_part(source, settings), "rows": len(held_out)}
+
+    def part(source: Source, report: dict[str, Any]) -> dict[str, Any]:
+        return {"source": str(source), "fingerprint": _fingerprint(source, settings, data), **report}
+
+    found = {"train": part(training_source(settings), data.train)}
+    if data.evaluation:
+        source = validation_source(settings) or training_source(settings)
+        found["evaluation"] = part(source, data.evaluation)
     return found
 
 
@@ -73,10 +86,9 @@ def changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
     ]
 
 
-def _part(source: Source, settings: Settings) -> dict[str, Any]:
-    arguments = load_arguments(source, settings)
-    reader = arguments["path"] if "data_files" in arguments else None
-    return {"source": str(source), "reader": reader, "fingerprint": fingerprint(source, settings)}
+def _fingerprint(source: Source, settings: Settings, data: OpenedData) -> str:
+    located = data.texts[source].located if source in data.texts else None
+    return fingerprint(source, settings, located, data.vocab_size)
 
 
 def _of_files(paths: list[str]) -> str:

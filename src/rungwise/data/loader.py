@@ -4,7 +4,6 @@ A batch has `input_ids` and `labels`, (B, T) each, int64, and an `attention_mask
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,39 +12,28 @@ import numpy as np
 import pyarrow.compute as pc
 import torch
 from torch.utils.data import BatchSampler, DataLoader
-from transformers import PreTrainedTokenizerBase, default_data_collator
+from transformers import default_data_collator
 
 from ..errors import SettingsError
-from ..model.model import load_config
-from ..model.probe import vocab_size
 from ..settings.fields import Settings
-from .packing import count_tokens, map_rows, stream_rows
-from .sampling import EvaluationRows, Row, RowOrder, StreamedRows, labels_of
-from .sources import (
-    STDLIB,
-    Source,
-    load_text,
-    load_tokenizer,
-    readable,
-    too_few_tokens,
-    training_source,
-    validation_source,
-)
+from .opened import Inputs, OpenedData
+from .packing import count_tokens, end_token, map_rows, stream_rows
+from .sampling import EpochSampler, PaddedEvalRows, Row, StreamingRows, labels_of
+from .sources import SYNTHETIC, Source, readable, too_few_tokens, training_source, validation_source
 
-SYNTHETIC = "synthetic"
 SYNTHETIC_ROWS = 256
 
 
-def build_dataloader(dataset: datasets.Dataset | StreamedRows, settings: Settings) -> DataLoader:
+def build_dataloader(dataset: datasets.Dataset | StreamingRows, settings: Settings) -> DataLoader:
     """Micro-batches of (micro_batch_size, T) for `max_steps` steps over all processes.
 
     `Accelerator.prepare` deals them to the processes in turn, so that the rows of one optimizer step are the same
     however they are split. A loader has a generator of its own: the global one stays what it is for the model.
     """
-    if isinstance(dataset, StreamedRows):
+    if isinstance(dataset, StreamingRows):
         batches: dict[str, Any] = {"batch_size": settings.micro_batch_size}
     else:
-        order = RowOrder(len(dataset), settings.max_steps * settings.global_batch_size, settings.seed)
+        order = EpochSampler(len(dataset), settings.max_steps * settings.global_batch_size, settings.seed)
         batches = {"batch_sampler": BatchSampler(order, settings.micro_batch_size, drop_last=False)}
     return DataLoader(dataset, **batches, collate_fn=collate, generator=torch.Generator())
 
@@ -55,7 +43,7 @@ def build_eval_dataloader(dataset: Sequence[Row], settings: Settings) -> DataLoa
 
     The last batches may have rows whose labels are all -100.
     """
-    rows = EvaluationRows(dataset, settings.micro_batch_size * settings.num_processes)
+    rows = PaddedEvalRows(dataset, settings.micro_batch_size * settings.num_processes)
     return DataLoader(rows, settings.micro_batch_size, collate_fn=collate, generator=torch.Generator())
 
 
@@ -66,26 +54,34 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return batch
 
 
-def build_dataset(settings: Settings) -> datasets.Dataset | StreamedRows:
-    """The rows to train on; see `build_datasets`."""
-    return build_datasets(settings)[0]
-
-
-def build_datasets(settings: Settings) -> tuple[datasets.Dataset | StreamedRows, Sequence[Row] | None]:
+def build_datasets(
+    settings: Settings, inputs: Inputs
+) -> tuple[datasets.Dataset | StreamingRows, Sequence[Row] | None]:
     """The rows to train on, and those to evaluate on, of `block_size` tokens each.
 
+    Args:
+        settings: the run's.
+        inputs: what `configure` opened. What became of each text is added to `inputs.data`.
+
     Returns:
-        A data set or, with `streaming`, `StreamedRows`; and a sequence of at most `max_eval_samples` rows, or None
+        A data set or, with `streaming`, `StreamingRows`; and a sequence of at most `max_eval_samples` rows, or None
         if `eval_steps` is unset. Without a validation file they are held out from the data to train on.
 
     Raises:
-        SettingsError: the data cannot be had, is shorter than one row, or does not fit the model.
+        SettingsError: the data is shorter than one row, or does not fit the model.
     """
+    data = inputs.data
     hold_out = settings.eval_steps is not None and not settings.validation_file
-    train, evaluation = _streamed(settings, hold_out) if settings.streaming else _whole(settings, hold_out)
+    train, evaluation = _streamed(settings, data, hold_out) if settings.streaming else _whole(settings, data, hold_out)
+    data.train["rows"] = None if isinstance(train, StreamingRows) else len(train)
     if settings.eval_steps is not None and settings.validation_file:
         source = validation_source(settings)
-        evaluation = _first_rows(source, _reader(source, settings), settings)
+        evaluation = _to_evaluate_on(source, settings, data)
+    else:
+        source = training_source(settings)
+    if evaluation is not None:
+        chosen = _chosen(source, settings, data) if source in data.texts else {}
+        data.evaluation = {**chosen, **data.evaluation, "rows": len(evaluation)}
     return train, evaluation
 
 
@@ -96,101 +92,107 @@ def synthetic(known: int, block_size: int, seed: int) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"input_ids": tokens.numpy()}).with_format("torch")
 
 
-def problems(settings: Settings) -> list[str]:
-    """What is wrong with the texts and the tokenizer, found before anything is built."""
-    given = [training_source(settings), validation_source(settings)]
-    sources = [source for source in given if source and source.name not in (STDLIB, SYNTHETIC)]
-    checks = [partial(load_text, source, settings, settings.streaming) for source in sources]
-    if settings.tokenizer_name or (given != [Source("dataset_name", SYNTHETIC), None] and _is_model(settings)):
-        checks.append(partial(load_tokenizer, settings))
-    found = []
-    for check in checks:
-        try:
-            check()
-        except SettingsError as error:
-            found += error.problems
-    return found
-
-
-def _is_model(settings: Settings) -> bool:
-    """Whether the model is there; if it is not, that it has no tokenizer is no problem of its own."""
-    try:
-        load_config(settings)
-    except Exception:
-        # As in `models.problems`, which says what it was.
-        return False
-    return True
-
-
-def _whole(settings: Settings, hold_out: bool) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+def _whole(settings: Settings, data: OpenedData, hold_out: bool) -> tuple[datasets.Dataset, datasets.Dataset | None]:
     """All rows, and the last ones apart if they are held out."""
     source = training_source(settings)
     if source.name == SYNTHETIC:
-        rows = synthetic(vocab_size(load_config(settings)), settings.block_size, settings.seed)
+        rows = synthetic(data.vocab_size, settings.block_size, settings.seed)
     else:
-        tokenizer = load_tokenizer(settings)
-        rows = map_rows(load_text(source, settings, streaming=False), settings, tokenizer)
-        if len(rows) == 0:
-            raise _too_short(source, settings)
-        largest = pc.max(pc.list_flatten(rows.data["input_ids"])).as_py()
-        _check_token(largest, vocab_size(load_config(settings)), tokenizer)
+        rows, data.train = _mapped(source, settings, data)
+        data.first_row = _decoded(rows[0], data)
     if not hold_out:
         return rows, None
     kept = len(rows) - max(1, len(rows) * settings.validation_split_percentage // 100)
     if kept == 0:
         raise _all_held_out(source, settings, len(rows))
     last = min(len(rows), kept + settings.max_eval_samples)
+    _drop(data.train, "rows held out beyond max_eval_samples", len(rows) - last)
     return rows.select(range(kept)), rows.select(range(kept, last))
 
 
-def _streamed(settings: Settings, hold_out: bool) -> tuple[StreamedRows, list[Row] | None]:
+def _to_evaluate_on(source: Source, settings: Settings, data: OpenedData) -> Sequence[Row]:
+    """The first rows of a text of its own."""
+    if settings.streaming:
+        return _first_rows(source, _reader(source, settings, data), settings, data)
+    rows, data.evaluation = _mapped(source, settings, data)
+    kept = min(len(rows), settings.max_eval_samples)
+    _drop(data.evaluation, "rows beyond max_eval_samples", len(rows) - kept)
+    return rows.select(range(kept))
+
+
+def _mapped(source: Source, settings: Settings, data: OpenedData) -> tuple[datasets.Dataset, dict[str, Any]]:
+    """All rows of a text, and what was chosen, counted and dropped on the way to them."""
+    with readable(source):
+        rows, counts = map_rows(data.texts[source], settings, data.tokenizer)
+    if len(rows) == 0:
+        raise _too_short(source, settings, data)
+    _check_token(pc.max(pc.list_flatten(rows.data["input_ids"])).as_py(), data)
+    return rows, {**_chosen(source, settings, data), **counts}
+
+
+def _chosen(source: Source, settings: Settings, data: OpenedData) -> dict[str, Any]:
+    end = end_token(settings, data.tokenizer)
+    name = None if end is None else data.tokenizer.convert_ids_to_tokens(end)
+    return {**data.texts[source].chosen, "end_of_text": name}
+
+
+def _drop(report: dict[str, Any], why: str, count: int) -> None:
+    if count:
+        report["dropped"] = {**report.get("dropped", {}), why: count}
+
+
+def _streamed(settings: Settings, data: OpenedData, hold_out: bool) -> tuple[StreamingRows, list[Row] | None]:
     """Rows as they come, without the first ones if they are held out."""
     source = training_source(settings)
-    read = _reader(source, settings)
-    held_out = _first_rows(source, read, settings) if hold_out else []
+    read = _reader(source, settings, data)
+    held_out = _first_rows(source, read, settings, data) if hold_out else []
 
     def kept() -> Iterator[Row]:
         return islice(read(), len(held_out), None)
 
-    if next(kept(), None) is None:
-        raise _all_held_out(source, settings, len(held_out)) if held_out else _too_short(source, settings)
-    rows = StreamedRows(kept, settings.max_steps * settings.global_batch_size, settings.seed)
+    first = next(kept(), None)
+    if first is None:
+        raise _all_held_out(source, settings, len(held_out)) if held_out else _too_short(source, settings, data)
+    data.train, data.first_row = _chosen(source, settings, data), _decoded(first, data)
+    rows = StreamingRows(kept, settings.max_steps * settings.global_batch_size, settings.seed)
     return rows, held_out or None
 
 
-def _reader(source: Source, settings: Settings) -> Callable[[], Iterator[Row]]:
+def _reader(source: Source, settings: Settings, data: OpenedData) -> Callable[[], Iterator[Row]]:
     """A function that reads the rows from the beginning; each is checked as it comes."""
-    tokenizer = load_tokenizer(settings)
-    text = load_text(source, settings, streaming=True)
-    known = vocab_size(load_config(settings))
 
     def read() -> Iterator[Row]:
         with readable(source):
-            for row in stream_rows(text, settings, tokenizer):
-                _check_token(int(row["input_ids"].max()), known, tokenizer)
+            for row in stream_rows(data.texts[source], settings, data.tokenizer):
+                _check_token(int(row["input_ids"].max()), data)
                 yield {name: torch.from_numpy(values.astype(np.int64)) for name, values in row.items()}
 
     return read
 
 
-def _first_rows(source: Source, read: Callable[[], Iterator[Row]], settings: Settings) -> list[Row]:
+def _first_rows(source: Source, read: Callable[[], Iterator[Row]], settings: Settings, data: OpenedData) -> list[Row]:
     """The rows to evaluate on, of a text that is read no further than that."""
     rows = list(islice(read(), settings.max_eval_samples))
     if not rows:
-        raise _too_short(source, settings)
+        raise _too_short(source, settings, data)
     return rows
 
 
-def _check_token(largest: int, known: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    if largest >= known:
-        mend = "use the model's own tokenizer" if tokenizer else "bytes as tokens need a vocab_size of 256"
-        raise SettingsError([f"the data has token {largest}, the model knows {known} tokens; {mend}"])
+def _check_token(largest: int, data: OpenedData) -> None:
+    if largest >= data.vocab_size:
+        mend = "use the model's own tokenizer" if data.tokenizer else "bytes as tokens need a vocab_size of 256"
+        raise SettingsError([f"the data has token {largest}, the model knows {data.vocab_size} tokens; {mend}"])
 
 
-def _too_short(source: Source, settings: Settings) -> SettingsError:
+def _decoded(row: Row, data: OpenedData) -> str:
+    """The text of a row, without its padding."""
+    ids = row["input_ids"][row["attention_mask"] == 1] if "attention_mask" in row else row["input_ids"]
+    return bytes(ids.tolist()).decode(errors="replace") if data.tokenizer is None else data.tokenizer.decode(ids)
+
+
+def _too_short(source: Source, settings: Settings, data: OpenedData) -> SettingsError:
     if settings.packing:
-        text = load_text(source, settings, settings.streaming)
-        return too_few_tokens(source, count_tokens(text, load_tokenizer(settings)), settings)
+        return too_few_tokens(source, count_tokens(data.texts[source], settings, data.tokenizer), settings)
     return SettingsError([f"{source}: no text in it has 2 tokens, so that one could be learnt; give more text"])
 
 

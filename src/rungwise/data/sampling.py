@@ -12,7 +12,7 @@ SHUFFLE_BUFFER = 1024
 Row = dict[str, torch.Tensor]
 
 
-class RowOrder(Sampler[int]):
+class EpochSampler(Sampler[int]):
     """Row numbers for a whole run: each epoch a new permutation, epochs joined without a gap.
 
     A window of `global_batch_size` rows may span two epochs, so that none is cut short.
@@ -30,7 +30,7 @@ class RowOrder(Sampler[int]):
             yield from torch.randperm(self.rows, generator=generator)[: self.total - start].tolist()
 
 
-class StreamedRows(IterableDataset):
+class StreamingRows(IterableDataset):
     """Rows for a whole run, read as they are needed: read anew each epoch, and shuffled anew within a buffer."""
 
     def __init__(self, read: Callable[[], Iterator[Row]], total: int, seed: int):
@@ -45,7 +45,7 @@ class StreamedRows(IterableDataset):
         return islice(chain.from_iterable(epochs), self.total)
 
 
-class EvaluationRows(Dataset):
+class PaddedEvalRows(Dataset):
     """Rows to evaluate on, filled up to a multiple of `multiple` with rows that carry no loss.
 
     So every process gets the same number of batches, and no token is counted twice.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.fingerprint import changes, fingerprints
+from ..data.opened import Opening
 from ..environment import machine
 from ..errors import SettingsError
 from ..report.comparable import differences
@@ -17,7 +18,7 @@ from .ladder_file import Rung
 MEND = "give another --output_dir, or --fresh to start it anew"
 
 
-def check_rungs(rungs: Sequence[Rung]) -> dict[str, Settings]:
+def check_rungs(rungs: Sequence[Rung], opening: Opening) -> dict[str, Settings]:
     """Checks every rung as its own run will. Returns their settings by name.
 
     Raises:
@@ -28,7 +29,7 @@ def check_rungs(rungs: Sequence[Rung]) -> dict[str, Settings]:
     for rung in rungs:
         tracker = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
         environ = tracker | {"WORLD_SIZE": str(rung.processes)}
-        settings[rung.name], found = check(rung.arguments, environ=environ)
+        settings[rung.name], found, _ = check(rung.arguments, environ=environ, opening=opening)
         for problem in found or rung.launch_problems():
             problems.setdefault(problem, []).append(rung.name)
     if problems:
@@ -39,12 +40,12 @@ def check_rungs(rungs: Sequence[Rung]) -> dict[str, Settings]:
     return settings
 
 
-def identify(rungs: Sequence[Rung], settings: dict[str, Settings]) -> dict[str, Any]:
+def identify(rungs: Sequence[Rung], settings: dict[str, Settings], opening: Opening) -> dict[str, Any]:
     """The machine, and of each rung its command, the text of its Accelerate file and its data's fingerprints."""
     made = {}
     for rung in rungs:
         config = Path(rung.config).read_text(encoding="utf-8")
-        data = fingerprints(settings[rung.name])
+        data = fingerprints(settings[rung.name], opening)
         made[rung.name] = {"command": shlex.join(rung.command()), "config": config, "data": data}
     return {"machine": machine(), "rungs": made}
 

@@ -56,9 +56,11 @@ class Ladder:
         self._started: float | None = None
 
     def __enter__(self) -> "Ladder":
+        from ..data.opened import Opening
         from . import identity
 
-        self._settings = identity.check_rungs(self.rungs)
+        self._opening = Opening()  # rungs share their model and their data
+        self._settings = identity.check_rungs(self.rungs, self._opening)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder.parent / f".{self.folder.name}.lock", blocking=False)
         try:
@@ -86,7 +88,7 @@ class Ladder:
         if self.fresh:
             for made in {*(round_.parent for round_ in results), path, *self.folder.glob("report.*")}:
                 shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
-        now = identity.identify(self.rungs, self._settings)
+        now = identity.identify(self.rungs, self._settings, self._opening)
         before = now
         if path.exists():
             try:

@@ -1,6 +1,8 @@
 """The model: a small GPT-2 by default, or any causal LM by name. Parameters are fp32 master weights by default."""
 
+import copy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +97,10 @@ def _overridden(config: PreTrainedConfig, settings: Settings) -> PreTrainedConfi
     return config
 
 
-def problems(settings: Settings) -> list[str]:
-    """What is wrong with the model asked for, found without building it."""
+def problems(settings: Settings, load: Callable[[Settings], PreTrainedConfig] = load_config) -> list[str]:
+    """What is wrong with the model asked for, found without building it. `load` gives its config."""
     try:
-        config = load_config(settings)
+        config = load(settings)
     except Exception as error:
         # Configs come from the Hub and from other people's code, which raise anything.
         return [f"{_named(settings)}: {_first_line(error)}"]
@@ -152,15 +154,18 @@ def _named(settings: Settings) -> str:
     return " ".join(f"--{name} {value}" for name in named if (value := getattr(settings, name)))
 
 
-def build_model(settings: Settings) -> PreTrainedModel:
+def build_model(settings: Settings, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """Builds or loads the model with parameters of `settings.dtype`, whatever dtype they were saved in.
 
-    That is fp32 by default: the small updates of AdamW get lost in half-precision parameters.
+    That is fp32 by default: the small updates of AdamW get lost in half-precision parameters. `config` is the one that
+    was opened before [loads it].
     """
     if not sys.stderr.isatty():
         # A bar of loaded weights is for a person who waits; in a log file it is noise.
         logging.disable_progress_bar()
-    config, dtype = load_config(settings), getattr(torch, settings.dtype)
+    # The model keeps its config and changes it; the one that was opened stays as it is.
+    config = copy.deepcopy(config) if config else load_config(settings)
+    dtype = getattr(torch, settings.dtype)
     attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
     if settings.model_name_or_path:
         whole = AutoConfig.from_pretrained(settings.model_name_or_path)

@@ -19,8 +19,8 @@ from ..data import fingerprint
 from ..errors import SettingsError
 from ..loop import Step
 from ..settings.fields import NAMING, Settings
-from . import rank_errors as ranks
 from .record import Record
+from .refusal import is_main
 from .saved_checkpoints import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
 from .status import lost_a_rank, outcome
 
@@ -157,7 +157,7 @@ def _resuming(folder: Path, settings: Settings) -> list[str]:
 
 def _changed_data(folder: Path, before: dict[str, str], settings: Settings) -> list[str]:
     # Reading all of the data is for one process of them.
-    if not before or not ranks.is_main():
+    if not before or not is_main():
         return []
     try:
         now = fingerprint.fingerprints(settings)

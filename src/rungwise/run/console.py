@@ -1,5 +1,6 @@
 """What a person sees: settings and where they came from, progress, and a summary."""
 
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -16,11 +17,22 @@ WIDTH = 100
 PROGRESS_LINES = 10
 # Of a kind, in the summary of a run; its result file has all.
 REASONS = 3
+# Letters of the first row, about a line.
+FIRST_ROW = 80
 EMPTY = "  (skipped: no token in its window carries a loss)"
 
 
-def settings_block(settings: Settings, environment: dict[str, Any]) -> str:
-    """Every resolved setting: those somebody chose with their origin, the defaults in one paragraph."""
+def settings_block(
+    settings: Settings, environment: dict[str, Any], data: dict[str, Any] | None = None, first_row: str | None = None
+) -> str:
+    """Every resolved setting: those somebody chose with their origin, the defaults in one paragraph; and the data.
+
+    Args:
+        settings: the run's.
+        environment: what `describe` says of where it runs.
+        data: what its rows were made of, as it is recorded.
+        first_row: the first row to train on, as text; shown shortened.
+    """
     values = settings.as_dict()
     origins = {name: origin for name, origin in settings.origins.items() if name in FIELDS}
     chosen = {name: origin for name, origin in origins.items() if origin not in ("default", OWN)}
@@ -41,7 +53,35 @@ def settings_block(settings: Settings, environment: dict[str, Any]) -> str:
             f"  This processor has no {settings.precision} instructions: memory and loss are those of "
             f"{settings.precision}, the speed is not."
         )
+    for part, report in (data or {}).items():
+        lines += textwrap.wrap(
+            f"{part}: {_data(report)}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
+    if first_row is not None:
+        shown = first_row if len(first_row) <= FIRST_ROW else f"{first_row[:FIRST_ROW]}..."
+        lines.append(f"  first row: {json.dumps(shown, ensure_ascii=False)}")
     return "\n".join(lines)
+
+
+def _data(report: dict[str, Any]) -> str:
+    """What the rows of a run were made of, in words."""
+    parts = [report["source"]]
+    if report.get("reader"):
+        parts.append(f"read as {report['reader']}")
+    if report.get("column"):
+        others = [name for name in report["columns"] if name != report["column"]]
+        parts.append(f"column {report['column']}" + (f" (not {', '.join(others)})" if others else ""))
+    if "texts" in report:
+        without = [f"{report[kind]:,} {kind}" for kind in ("empty", "missing") if report[kind]]
+        parts.append(
+            f"{report['texts']:,} text{'s' * (report['texts'] != 1)}" + (f" ({', '.join(without)})" if without else "")
+        )
+        parts.append(f"{report['tokens']:,} tokens")
+    if report.get("end_of_text"):
+        parts.append(f"{report['end_of_text']} behind each document")
+    parts.append("rows as they are read" if report["rows"] is None else f"{report['rows']:,} rows")
+    parts += [f"dropped: {count:,} {why}" for why, count in report.get("dropped", {}).items()]
+    return "; ".join(parts)
 
 
 class Progress:

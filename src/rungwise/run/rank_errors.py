@@ -2,55 +2,15 @@
 
 import json
 import os
-import signal
 import sys
-import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from accelerate import Accelerator
 
-from ..errors import SettingsError
 from ..result_file import write_reason
+from .refusal import rank, speaker
 from .status import lost_a_rank
-
-
-def is_main() -> bool:
-    """Whether this is the process that writes and prints."""
-    return _rank() == "0"
-
-
-def speaker() -> str:
-    """What goes before a reason, so that its reader knows whose it is: nothing for the main process."""
-    return "" if is_main() else f"rank {_rank()}: "
-
-
-@contextmanager
-def exit_on_problems() -> Iterator[None]:
-    """Turns a `SettingsError` into its message and exit code 2."""
-    try:
-        yield
-    except SettingsError as error:
-        _refuse(error)
-        raise SystemExit(2) from error
-
-
-def _refuse(error: SettingsError) -> None:
-    """Says why a call is refused, before there is a run: in print by the main process, and by each to its launcher.
-
-    A launcher ends all ranks as soon as one is gone, and prints then what the first to go has told it.
-    """
-    launched = "RANK" in os.environ
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN) if launched else None
-    if note := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        message = {"message": f"{speaker()}{error}", "extraInfo": {"timestamp": str(int(time.time()))}}
-        Path(note).write_text(json.dumps({"message": message}), encoding="utf-8")
-    if is_main() or not note:
-        print(f"{speaker()}{error}", file=sys.stderr, flush=True)
-    if launched:
-        signal.signal(signal.SIGTERM, before)
 
 
 def leave_word(folder: Path, reason: str | None, error: BaseException | None) -> None:
@@ -58,7 +18,7 @@ def leave_word(folder: Path, reason: str | None, error: BaseException | None) ->
     text = f"{speaker()}{reason}"
     # One that was left alone knows less than the one that left it.
     if isinstance(error, Exception) and not lost_a_rank(error):
-        (folder / f"rank-{_rank()}.txt").write_text(text, encoding="utf-8")
+        (folder / f"rank-{rank()}.txt").write_text(text, encoding="utf-8")
     # The main process may be gone, or wait for this one where no signal reaches it, and be killed there.
     write_reason(folder, text)
     print(text, file=sys.stderr)
@@ -87,10 +47,6 @@ def leave_group(accelerator: Accelerator) -> None:
     """
     accelerator.free_memory()
     accelerator.end_training()
-
-
-def _rank() -> str:
-    return os.environ.get("RANK", "0")
 
 
 def forget_words(folder: Path) -> None:

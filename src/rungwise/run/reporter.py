@@ -12,6 +12,7 @@ from . import console
 from . import rank_errors as ranks
 from .files import Files
 from .record import Record
+from .refusal import is_main
 
 
 class Reporter:
@@ -30,41 +31,41 @@ class Reporter:
 
     def enter(self, record: Record, resumed: Path | None) -> None:
         """Takes the run's folder; one that goes on from a checkpoint leaves all in it until that is loaded."""
-        if ranks.is_main():
+        if is_main():
             self._folder.mkdir(parents=True, exist_ok=True)
             ranks.forget_words(self._folder)
             if resumed is None:
                 self._files.begin(record, None)
 
-    def start(self, record: Record, resumed: Path | None) -> None:
-        """Shows the settings, and begins the tracker of a run that is not a resumed one."""
-        if ranks.is_main():
-            print(console.settings_block(self._settings, record.environment), flush=True)
+    def start(self, record: Record, resumed: Path | None, first_row: str | None) -> None:
+        """Shows the settings and the data, and begins the tracker of a run that is not a resumed one."""
+        if is_main():
+            print(console.settings_block(self._settings, record.environment, record.data, first_row), flush=True)
             self.progress = console.Progress(self._settings.max_steps)
             if resumed is None:
                 self.tracker = tracking.build_tracker(self._settings, record.config())
 
     def resume(self, record: Record, resumed: Path, tracked: str | None, done: int) -> None:
         """Takes over the files and the tracked run of an earlier process, after so many steps."""
-        if ranks.is_main():
+        if is_main():
             self._files.begin(record, resumed)
             self.tracker = tracking.build_tracker(self._settings, record.config(), tracked)
             self.progress.resume(done)
 
     def add(self, step: int, row: dict[str, Any], evaluation: Mapping[str, float]) -> None:
         """Keeps the metrics of a step, and of an evaluation after it."""
-        if ranks.is_main():
+        if is_main():
             self._files.add(step, row)
             self.tracker.add({**row, **evaluation}, step=step)
 
     def show(self, step: Step) -> None:
         """Shows a finished step."""
-        if ranks.is_main():
+        if is_main():
             self.progress.show(step)
 
     def evaluated(self, step: int, loss: float) -> None:
         """Keeps and shows the loss of held-out rows."""
-        if ranks.is_main():
+        if is_main():
             self.tracker.add({"eval/loss": loss}, step=step)
             self.progress.show_evaluation(step, loss)
 

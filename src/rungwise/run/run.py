@@ -1,7 +1,7 @@
 """One run's bookkeeping: settings in, `result.json` out, whatever happens between."""
 
 import atexit
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from ..data.fingerprint import describe as describe_data
+from ..data.opened import OpenedData
 from ..environment import describe
 from ..loop import Step
 from ..metrics.flops import matmul_flops_per_second, model_flops_per_row
@@ -30,6 +31,7 @@ from ..techniques.evidence import Evidence
 from . import checkpoint, eager_run
 from . import rank_errors as ranks
 from .record import Record
+from .refusal import is_main, speaker
 from .reporter import Reporter
 from .served import Served
 from .status import lost_a_rank, outcome
@@ -39,11 +41,11 @@ class Run:
     """A context around one training run. It keeps the files, the tracker and the terminal; it trains nothing.
 
     Errors inside the context become a status, a reason and `exit_code`. Only the main process writes and prints.
-    `rows` to train on, and to evaluate on, are those of `build_datasets`: with them, the data is recorded.
+    `data` is what `build_datasets` made rows of: with it, the data is recorded.
     """
 
-    def __init__(self, settings: Settings, rows: Sized | None = None, held_out: Sized | None = None):
-        self.settings, self.rows = settings, (rows, held_out)
+    def __init__(self, settings: Settings, data: OpenedData | None = None):
+        self.settings, self.data = settings, data
         self.record = Record(settings)
         self.folder = Path(settings.output_dir)
         self.exit_code = 0
@@ -55,7 +57,7 @@ class Run:
         self.reporter = Reporter(settings, self.folder)
         self.first_step = 1
         self._building = ExitStack()
-        self.resumed = checkpoint.find_checkpoint(settings) if ranks.is_main() else None  # which tells the others
+        self.resumed = checkpoint.find_checkpoint(settings) if is_main() else None  # which tells the others
 
     def __enter__(self) -> "Run":
         self.signals.__enter__()
@@ -74,9 +76,9 @@ class Run:
         self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.precision)
         self.accelerator = accelerator
         self.resumed = checkpoint.agree(self.resumed)
-        if ranks.is_main():
-            self.record.data = describe_data(settings, *self.rows)
-        self.reporter.start(self.record, self.resumed)
+        if is_main():
+            self.record.data = describe_data(settings, self.data)
+        self.reporter.start(self.record, self.resumed, self.data.first_row if self.data else None)
         set_seed(settings.seed)
         self._building.enter_context(self.memory.building())
         return accelerator
@@ -197,7 +199,7 @@ class Run:
         if self.accelerator:
             record.memory = record.memory or self.memory.result()
             atexit.register(ranks.leave_group, self.accelerator)
-        if ranks.is_main():
+        if is_main():
             self.reporter.end(record, error, self.exit_code, self.memory.timeline if self.accelerator else ())
             if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
                 self.signals.interruptible()
@@ -211,9 +213,9 @@ class Run:
         record.status, record.reason, self.exit_code = outcome(error, record.steps, self.settings.num_processes)
         if self.compiled:
             record.reason = self.compiled.why_given_up(error) or record.reason
-        if ranks.is_main() and (isinstance(error, Terminated) or lost_a_rank(error)):
+        if is_main() and (isinstance(error, Terminated) or lost_a_rank(error)):
             record.reason = ranks.word_of_another(self.folder) or record.reason
-        if self.exit_code and ranks.is_main():
+        if self.exit_code and is_main():
             self.reporter.write(record)
         elif self.exit_code:
             ranks.leave_word(self.folder, record.reason, error)
@@ -221,7 +223,7 @@ class Run:
     def _terminated(self) -> None:
         """The reason of a process that is asked to end where it may not come to say so itself."""
         _, reason, _ = outcome(Terminated(), self.record.steps, self.settings.num_processes)
-        write_reason(self.folder, ranks.word_of_another(self.folder) or f"{ranks.speaker()}{reason}")
+        write_reason(self.folder, ranks.word_of_another(self.folder) or f"{speaker()}{reason}")
 
     def _gather_memory(self) -> BaseException | None:
         """Keeps the memory of all ranks. Returns why another rank could not be asked, if so."""

@@ -59,6 +59,7 @@ class Settings:
         "join texts, cut into full rows; false: each text is a row, cut off or padded",
         needs=[needs.TEXT],
     )
+    append_eos: bool = flag(True, "data", "put the tokenizer's end of text behind each document")
     streaming: bool = flag(
         False, "data", "read rows as they are needed: for data that does not fit", needs=[needs.READING]
     )
