@@ -272,6 +272,14 @@ def test_a_folder_of_csv_files_keeps_every_cell(tmp_path):
     assert text.rows[:]["text"] == ["NA", "one", "null", "007"]
 
 
+def test_a_folder_with_another_table_in_it_is_refused(tmp_path):
+    """Its first row would be taken for names, and all of it be missing."""
+    (tmp_path / "a.csv").write_text("body,n\na text,1\n")
+    (tmp_path / "b.csv").write_text("a second,2\na third,3\n")
+    [problem] = data_problems(tiny_settings("--dataset_name", str(tmp_path)))
+    assert problem == f"--dataset_name {tmp_path}: b.csv has no column body; give each file the same first row"
+
+
 def test_a_text_longer_than_the_csv_module_expects(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"text\n{'a' * 300_000}\n")

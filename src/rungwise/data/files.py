@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
@@ -167,6 +168,9 @@ def _parsed(text: str, where: str) -> Any:
 def _by_rows(path: str, form: Form, column: str) -> Iterator[list[str | None]]:
     rows = values_of(path, form)
     while batch := list(islice(rows, BATCH)):
+        # An object may lack a value; a table that lacks the column is another one than the first of its folder.
+        if form.reader == "csv" and column not in batch[0]:
+            raise Unreadable(f"{Path(path).name} has no column {column}; give each file the same first row")
         yield [as_text(row.get(column), column) for row in batch]
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ..errors import SettingsError
 from ..model.model import load_config
 from ..model.probe import vocab_size
-from ..settings.fields import Settings
+from ..settings.fields import FIELDS, Settings
 from .sources import SYNTHETIC, Source, load_tokenizer, sources
 from .texts import Text, load_text
 
@@ -22,20 +22,17 @@ class Opening:
 
     def config(self, settings: Settings) -> PreTrainedConfig:
         """The model's config; raises as `load_config`."""
-        names = ("model_name_or_path", "config_name", "model_type", "config_overrides")
-        return self._once(("config", *(getattr(settings, name) for name in names)), lambda: load_config(settings))
+        return self._once(("config", *_given(settings, "model")), lambda: load_config(settings))
 
     def tokenizer(self, settings: Settings) -> PreTrainedTokenizerBase | None:
         """The tokenizer; raises as `load_tokenizer`."""
-        key = ("tokenizer", settings.tokenizer_name or settings.model_name_or_path)
+        key = ("tokenizer", settings.tokenizer_name, *_given(settings, "model"))
         return self._once(key, lambda: load_tokenizer(settings))
 
     def text(self, source: Source, settings: Settings) -> Text:
         """A text, ready to be read; raises as `load_text`."""
-        names = ("dataset_config_name", "dataset_split", "text_column", "packing", "streaming")
-        key = ("text", source, *(getattr(settings, name) for name in names))
-        # Whether a text is too short is told from these at once.
-        key += (settings.block_size, settings.tokenizer_name or settings.model_name_or_path)
+        # Whether a text is too short is told at once, by the block and by whether bytes are its tokens.
+        key = ("text", source, settings.block_size, settings.model_name_or_path, *_given(settings, "data"))
         return self._once(key, lambda: load_text(source, settings, settings.streaming))
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -48,6 +45,11 @@ class Opening:
         if isinstance(self._made[key], Exception):
             raise self._made[key]
         return self._made[key]
+
+
+def _given(settings: Settings, group: str) -> list[Any]:
+    """What a group of flags says."""
+    return [getattr(settings, name) for name, field in FIELDS.items() if field.metadata["group"] == group]
 
 
 @dataclass

@@ -114,7 +114,7 @@ def map_rows(
     mask = {} if settings.packing else {"attention_mask": datasets.List(datasets.Value("int8"))}
     features = datasets.Features({**tokens, **mask})
     encode = encoder(text.column, tokenizer, end_token(settings, tokenizer))
-    with FileLock(_cache() / "rungwise.lock"):
+    with FileLock(_cache() / f"{text.rows._fingerprint}.lock"):
         encoded = _map(text.rows, encode, tokens, "Tokenizing")
         rows = _map(encoded.with_format("numpy"), row_maker(settings, tokenizer), features, "Making rows")
     return rows.with_format("torch"), _counts(text, encoded, rows, settings)

@@ -54,7 +54,7 @@ class FilesConfig(datasets.BuilderConfig):
     splits: Any = None
     column: str = TEXT
     joined: bool = True
-    read_as: str = READ_AS
+    read_as: str = ""
 
 
 class Files(datasets.ArrowBasedBuilder):
@@ -143,7 +143,8 @@ def _from_files(located: Located, source: Source, settings: Settings, streaming:
     first = next((paths[0] for name, paths in files.items() if split.startswith(name)), next(iter(files.values()))[0])
     form = form_of(first)
     column, kinds = _column_of_file(first, form, source, settings)
-    builder = Files(splits=list(known.items()), column=column, joined=settings.packing)
+    how = {"column": column, "joined": settings.packing, "read_as": READ_AS}
+    builder = Files(splits=list(known.items()), **how)
     chosen = {"reader": str(form), "column": None if form.reader == "text" else column, "columns": sorted(kinds)}
     return Text(_open(builder, split, streaming), TEXT, located, chosen)
 

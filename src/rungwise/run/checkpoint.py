@@ -162,7 +162,7 @@ def _changed_data(folder: Path, before: dict[str, str], settings: Settings) -> l
     try:
         now = fingerprint.fingerprints(settings)
     except SettingsError:
-        # `data.problems` says what is wrong with it.
+        # `open_data` says what is wrong with it.
         return []
     mend = "resume with the same data, or start anew without it"
     return [f"{FLAG} {folder}: {line}; {mend}" for line in fingerprint.changes(before, now)]

@@ -46,9 +46,9 @@ class Settings:
     dataset_config_name: str | None = flag(None, "data", "configuration of the dataset", needs=[needs.DATA_SET])
     dataset_split: str | None = flag(None, "data", "split of the dataset [train]", needs=[needs.DATA_SET])
     text_column: str | None = flag(
-        None, "data", "column that holds the text [text, else the first text column]", needs=[needs.COLUMNS]
+        None, "data", "column that holds the text [text, else the only one of text]", needs=[needs.COLUMNS]
     )
-    train_file: str | None = flag(None, "data", "a file to train on: text, JSON lines, CSV or parquet, by its suffix")
+    train_file: str | None = flag(None, "data", "a file to train on: text, JSON, CSV, parquet, by its suffix")
     tokenizer_name: str | None = flag(
         None, "data", "tokenizer: Hub id or folder [the model's, else bytes as tokens]", needs=[needs.TEXT]
     )
@@ -59,7 +59,7 @@ class Settings:
         "join texts, cut into full rows; false: each text is a row, cut off or padded",
         needs=[needs.TEXT],
     )
-    append_eos: bool = flag(True, "data", "put the tokenizer's end of text behind each document")
+    append_eos: bool = flag(True, "data", "put the tokenizer's end of text behind each document", needs=[needs.TEXT])
     streaming: bool = flag(
         False, "data", "read rows as they are needed: for data that does not fit", needs=[needs.READING]
     )
