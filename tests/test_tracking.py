@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import typing
 from types import SimpleNamespace
 
 from rungwise import tracking
@@ -78,3 +79,74 @@ def test_a_run_that_the_user_named_is_that_one(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     settings = tiny_settings("--report_to", "wandb", "--output_dir", str(tmp_path))
     assert tracking.build_tracker(settings, {}, "abc").id == "mine"
+
+
+REFUSED = {
+    "a mode": ({"WANDB_MODE": "ofline"}, [], "WANDB_MODE=ofline: no such mode (did you mean offline?)"),
+    "a flag's project": ({}, ["--project", "a/b"], "--project a/b: W&B takes no / in a project's name"),
+    "a variable's project": ({"WANDB_PROJECT": "a:b"}, [], "WANDB_PROJECT=a:b: W&B takes no :"),
+    "a long project": ({"WANDB_PROJECT": "p" * 129}, [], "W&B takes names of 128 characters, this has 129; shorten"),
+    "a long group": ({}, ["--group", "g" * 129], f"--group {'g' * 129}: W&B takes names of 128 characters"),
+    "a long name": ({}, ["--run_name", "r" * 129], f"--run_name {'r' * 129}: W&B takes names of 128"),
+    "a long name of a variable": ({"WANDB_NAME": "n" * 129}, [], f"WANDB_NAME={'n' * 129}: W&B takes names"),
+    "an id": ({"WANDB_RUN_ID": "a#b"}, [], "WANDB_RUN_ID='a#b': W&B takes no blanks"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_wandb_would_refuse_is_refused_before_anything_is_built(case, monkeypatch):
+    variables, flags, message = REFUSED[case]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    [problem] = tracking.problems(tiny_settings("--report_to", "wandb", *flags))
+    assert message in problem
+    assert tracking.problems(tiny_settings("--report_to", "none")) == []
+
+
+def test_what_is_refused_is_what_wandb_refuses():
+    """Its own settings know the modes, and what a project's name and a run's id must not have."""
+    import wandb
+
+    assert set(typing.get_args(wandb.Settings.model_fields["mode"].annotation)) == set(tracking.MODES)
+    for character in map(chr, range(33, 127)):
+        assert _takes(project=f"a{character}b") == (character not in tracking.NOT_IN_PROJECT)
+        assert _takes(run_id=f"a{character}b") == (character not in tracking.NOT_IN_ID)
+    assert _takes(project="p" * tracking.LONGEST_NAME) and not _takes(project="p" * (tracking.LONGEST_NAME + 1))
+
+
+def _takes(**settings):
+    import wandb
+
+    try:
+        wandb.Settings(**settings)
+    except (wandb.errors.UsageError, ValueError):
+        return False
+    return True
+
+
+def test_what_the_person_says_of_wandb_goes_before_our_defaults(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "WandBTracker", Online)
+    for name, value in {"MODE": "online", "NAME": "mine", "JOB_TYPE": "sweep", "INIT_TIMEOUT": "7"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+
+    def told(*flags):
+        settings = tiny_settings("--report_to", "wandb", "--output_dir", str(tmp_path), *flags)
+        return tracking.build_tracker(settings, {})._tracker.options
+
+    options = told()
+    # Nothing is said of WANDB_ENTITY and its like, which W&B reads by itself.
+    assert not options.keys() & {"entity", "tags", "notes"}
+    assert (options["name"], options["job_type"]) == ("mine", "sweep")
+    assert options["dir"] == str(tmp_path / "elsewhere") and options["settings"].init_timeout != 30
+    assert options["settings"].silent is True
+    assert told("--run_name", "flagged")["name"] == "flagged"
+
+
+def test_the_project_of_the_environment_is_the_runs(tmp_path, monkeypatch):
+    for name, value in {"MODE": "offline", "PROJECT": "theirs"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    made = ablate_here(tmp_path / "run", *CALL)
+    assert (made["settings"]["project"], made["origins"]["project"]) == ("theirs", "WANDB_PROJECT")
+    [folder] = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert records(folder)[0]["project"] == "theirs"

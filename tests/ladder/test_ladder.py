@@ -109,9 +109,68 @@ def test_flags_that_would_undo_the_ladder_are_refused(tmp_path):
     )
 
 
-def test_a_missing_ladder_names_the_shipped_ones():
-    with pytest.raises(SettingsError, match=r"shipped here: .*recipes/ladders/default.yaml"):
-        read_rungs("recipes/ladders/defualt.yaml", [], None)
+@pytest.mark.parametrize("wrong", ["recipes/ladders/defualt.yaml", "recipes/ladders/default.yml", "default"])
+def test_a_missing_ladder_names_the_nearest_and_the_shipped_ones(wrong):
+    with pytest.raises(SettingsError) as caught:
+        read_rungs(wrong, [], None)
+    [problem] = caught.value.problems
+    assert "no such file (did you mean recipes/ladders/default.yaml?)" in problem
+    assert "shipped here: " in problem
+
+
+MIXED = """
+flags: {config: accelerate_configs/fp32.yaml, torch_compile_mode: max-autotune, lora_r: 4, report_to: none}
+rungs:
+  plain: {}
+  compiled: {torch_compile: true}
+  lora: {use_peft: true, lora_target_modules: [q_proj, v_proj]}
+  two: {config: accelerate_configs/ddp_cpu.yaml, gradient_accumulation_steps: 2}
+"""
+
+
+def test_shared_flags_go_to_the_rungs_on_which_they_act(tmp_path):
+    rungs = read_rungs(write(tmp_path, MIXED), ["--sync_each_batch", "--eval_steps", "5"], "g")
+    given = {rung.name: {word for word in rung.arguments if word.startswith("--")} for rung in rungs}
+    assert [name for name in given if "--torch_compile_mode" in given[name]] == ["compiled"]
+    assert [name for name in given if "--lora_r" in given[name]] == ["lora"]
+    assert [name for name in given if "--sync_each_batch" in given[name]] == ["two"]
+    assert all("--eval_steps" in flags and "--group" not in flags for flags in given.values())
+    for rung in rungs:
+        assert not any("no effect" in p for p in check(rung.arguments, {"WORLD_SIZE": str(rung.processes)})[1])
+
+
+def test_a_shared_flag_that_acts_on_no_rung_is_refused(tmp_path):
+    with pytest.raises(SettingsError) as caught:
+        read_rungs(write(tmp_path, GOOD), ["--torch_compile_mode", "max-autotune", "--lora_r", "4"], "g")
+    assert len(caught.value.problems) == 2
+    assert "--torch_compile_mode has no effect without --torch_compile; add it" in caught.value.problems[0]
+
+
+def test_a_rungs_own_flag_that_does_not_act_is_left_for_it_to_refuse(tmp_path):
+    text = "rungs: {a: {config: accelerate_configs/fp32.yaml, lora_r: 4}}"
+    [rung] = read_rungs(write(tmp_path, text), [], None)
+    [problem] = check(rung.arguments, {})[1]
+    assert "--lora_r has no effect without --use_peft" in problem
+
+
+@pytest.mark.parametrize(
+    "yaml, typed",
+    [
+        ("{use_peft: true, lora_target_modules: [q_proj, v_proj]}", "q_proj,v_proj"),
+        ("{use_peft: true, lora_target_modules: 'q_proj,v_proj'}", "q_proj,v_proj"),
+        ("{config_overrides: [n_layer=2, n_head=2]}", "n_layer=2,n_head=2"),
+        ("{config_overrides: {n_layer: 2, tie_word_embeddings: false}}", "n_layer=2,tie_word_embeddings=false"),
+    ],
+)
+def test_a_list_is_understood_where_a_flag_takes_a_list(tmp_path, yaml, typed):
+    [rung] = read_rungs(write(tmp_path, f"rungs: {{a: {yaml}}}"), [], None)
+    assert typed in rung.arguments
+
+
+def test_a_list_where_a_flag_takes_one_value_is_no_value(tmp_path):
+    text = "rungs: {a: {config: accelerate_configs/fp32.yaml, seed: [1, 2]}}"
+    [rung] = read_rungs(write(tmp_path, text), [], None)
+    assert check(rung.arguments, {})[1] == ["--seed: must be a whole number, not '[1, 2]'"]
 
 
 class Steps:

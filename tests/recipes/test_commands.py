@@ -123,7 +123,7 @@ def test_a_file_serves_launcher_and_script(home, file):
 @pytest.fixture(scope="module")
 def plain_run(home):
     """Without the launcher, checkpointed and saved."""
-    flags = ["--gradient_checkpointing", "--save_model", "--report_to", "none", "--group", "g", *TINY]
+    flags = ["--gradient_checkpointing", "--save_model", "--report_to", "none", *TINY]
     return run(home, sys.executable, "recipes/ablate.py", "--config", "accelerate_configs/fp32.yaml", *flags)
 
 

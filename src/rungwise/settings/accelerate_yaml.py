@@ -189,6 +189,8 @@ def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list
         problems.append(f"{path}: fsdp_config: fsdp_{FSDP_CLASSES} must be text, not {classes!r}")
     elif classes.strip():
         values[f"fsdp_{FSDP_CLASSES}"] = ",".join(name.strip() for name in classes.split(","))
+    if str(config.get("auto_wrap_policy")).upper() == "SIZE_BASED_WRAP":
+        config.pop("min_num_params", None)  # goes with the policy, which is refused
     # What FSDP1 was asked for besides says nothing of what is meant for FSDP2.
     keys = config if config["version"] == 2 else ("version",)
     for key, value in ((key, config[key]) for key in keys):
