@@ -5,7 +5,7 @@
     python recipes/ladder.py --repeats 3 --global_batch_size 32
     python recipes/ladder.py --report_only runs/default
 
-Flags of ablate.py go to every rung. The same command again continues where it was stopped.
+Flags of ablate.py go to every rung on which they act. The same command again continues where it was stopped.
 """
 
 import argparse
