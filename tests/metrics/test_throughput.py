@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 from rungwise.metrics.flops import matmul_flops_per_second, model_flops_per_row
 from rungwise.metrics.throughput import StepMeter, throughput
-from rungwise.model.model import default_config
+from rungwise.model.config import default_config
 
 import pytest
 import torch

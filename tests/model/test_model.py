@@ -3,17 +3,20 @@
 import dataclasses
 
 from rungwise.model import model as models
-from rungwise.model.model import build_model, default_config, load_config, save_model
+from rungwise.model.config import default_config, load_config
+from rungwise.model.model import build_model, save_model
 from rungwise.model.probe import vocab_size
 from rungwise.model.shrink import shrink
 from rungwise.techniques import build_accelerator
 
+import ablate
 import pytest
 import torch
-from harness import build_datasets, tiny_settings
+from harness import LINES, MODEL, build_datasets, tiny_settings, word_tokenizer
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
@@ -106,6 +109,16 @@ def test_a_saved_model_is_ordinary(tmp_path):
     model, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.config.use_cache and model.generation_config.use_cache
+
+
+def test_a_tokenizer_is_saved_beside_the_model_that_was_trained_with_it(tmp_path):
+    save_model(build_accelerator(tiny_settings()), build_model(tiny_settings()), tmp_path / "bytes")
+    assert not [path for path in (tmp_path / "bytes").iterdir() if "token" in path.name]
+    flags = ["--config", "accelerate_configs/fp32_cpu.yaml", "--config_overrides", MODEL, "--block_size", "8"]
+    flags += ["--dataset_name", LINES, "--tokenizer_name", word_tokenizer(tmp_path / "words", 100)]
+    flags += ["--report_to", "none", "--max_steps", "3", "--untimed_steps", "2", "--save_model"]
+    assert ablate.main([*flags, "--output_dir", str(tmp_path)]) == 0
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("w7 w12")["input_ids"] == [7, 12]
 
 
 def test_no_problems():

@@ -60,7 +60,7 @@ def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase | None:
     if name is None:
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=settings.trust_remote_code)
     except Exception as error:
         # Tokenizers come from the Hub and from other people's code, which raise anything.
         raise SettingsError([f"no tokenizer in {name}: {_reason(error)}; give --tokenizer_name"]) from error

@@ -12,7 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ..model.model import text_part
+from ..model.config import text_part
 from ..model.probe import SWITCHES
 from ..model.shrink import shrink
 

@@ -9,92 +9,15 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    GPT2Config,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils import logging
 
-from ..errors import closest
+from ..errors import SettingsError
 from ..settings.fields import Settings
-from .probe import longest_row, text_config, vocab_size
-
-# How the text part of a model that reads images or sound, too, is called in its weights, and what it is called alone.
-TEXT_PART = {
-    r"^(model\.)?language_model\.lm_head\.": "lm_head.",
-    r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.",
-}
-
-
-def default_config() -> GPT2Config:
-    """A GPT-2 small enough for a laptop: 5.3 million parameters, no dropout, so that every rung can be compared."""
-    return GPT2Config(
-        vocab_size=2048,
-        n_positions=256,
-        n_embd=256,
-        n_layer=6,
-        n_head=8,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-def load_config(settings: Settings) -> PreTrainedConfig:
-    """The model's config; of a model that reads images or sound, too, that of its text part.
-
-    Raises:
-        ValueError: the model type does not exist, or an override does not fit.
-        OSError: the config is neither a folder nor to be had from the Hub.
-    """
-    source = settings.model_name_or_path or settings.config_name
-    if source:
-        config = AutoConfig.from_pretrained(source)
-    elif settings.model_type:
-        if settings.model_type not in CONFIG_MAPPING:
-            near = closest(settings.model_type, CONFIG_MAPPING.keys())
-            raise ValueError(f"no such model type{near}; see Transformers' list of causal language models")
-        config = CONFIG_MAPPING[settings.model_type]()
-    else:
-        config = default_config()
-    config = text_part(config)
-    if settings.config_overrides:
-        config = _overridden(config, settings)
-    # A key-value cache serves generation; in training it only holds memory.
-    config.use_cache = False
-    return config
-
-
-def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of the causal language model in a larger one, or `config` itself."""
-    text = text_config(config)
-    return text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else config
-
-
-def _overridden(config: PreTrainedConfig, settings: Settings) -> PreTrainedConfig:
-    """The config with `--config_overrides`, and without special tokens that then lie outside its vocabulary."""
-    overrides = settings.config_overrides
-    config.update_from_string(overrides)
-    changes = {name: getattr(config, name) for name in (pair.partition("=")[0] for pair in overrides.split(","))}
-    known = vocab_size(config)
-    for name, value in config.to_dict().items():
-        special = name.endswith("_token_id") and name not in changes and isinstance(value, int)
-        if special and known is not None and value >= known:
-            changes[name] = None
-    if settings.model_type:
-        # Made anew: sizes that follow from others, as the heads of keys from all heads, follow from the new ones.
-        return type(config)(**changes)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    return config
+from .config import load_config, switched, whole_config, why_not
+from .probe import longest_row, quiet, text_config, vocab_size
+from .weights import TEXT_PART, describe, mismatches
 
 
 def problems(settings: Settings, load: Callable[[Settings], PreTrainedConfig] = load_config) -> list[str]:
@@ -104,48 +27,64 @@ def problems(settings: Settings, load: Callable[[Settings], PreTrainedConfig] = 
     except Exception as error:
         # Configs come from the Hub and from other people's code, which raise anything.
         return [f"{_named(settings)}: {_first_line(error)}"]
-    if reason := _why_no_causal_lm(config):
+    if reason := why_not(config, settings):
         return [f"{_named(settings)}: {reason}"]
-    found = []
+    found = switched(config, settings)
+    try:
+        model = empty_model(settings)
+    except Exception as error:
+        # As above.
+        return [*found, _why_unbuilt(config, settings, error)]
     longest = longest_row(config, settings.block_size)
     if longest < settings.block_size:
         found.append(
             f"--block_size {settings.block_size} is longer than the model's {longest} positions; "
             f"use --block_size {longest} or less"
         )
-    if getattr(config, "output_router_logits", False):
-        mend = f"false in {settings.model_name_or_path}/config.json" if settings.model_name_or_path else "false"
+    # Transformers takes another attention of the same kind where that is not installed or not the model's.
+    taken = model.config._attn_implementation
+    if settings.attn_implementation not in (None, taken):
         found.append(
-            "output_router_logits is true: each micro-batch would add a loss of its router, which is no sum over "
-            f"tokens, so that accumulation would train another model; set output_router_logits={mend}"
+            f"--attn_implementation {settings.attn_implementation}: Transformers takes {taken} in its place "
+            "here; name that one, or leave it out"
         )
-    if settings.attn_implementation:
+    if settings.model_name_or_path:
         try:
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, attn_implementation=settings.attn_implementation)
+            _check_weights(model, settings)
         except Exception as error:
-            found.append(f"--attn_implementation {settings.attn_implementation}: {_first_line(error)}")
-        else:
-            # Transformers takes another one of the same kind where that is not installed or not the model's.
-            if (taken := model.config._attn_implementation) != settings.attn_implementation:
-                found.append(
-                    f"--attn_implementation {settings.attn_implementation}: Transformers takes {taken} in its place "
-                    "here; name that one, or leave it out"
-                )
+            # As above.
+            found.append(f"{_named(settings)}: {_first_line(error)}")
     return found
 
 
-def _why_no_causal_lm(config: PreTrainedConfig) -> str | None:
-    """Why no row of tokens can be learnt by a model from this config, if so."""
-    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
+def _why_unbuilt(config: PreTrainedConfig, settings: Settings, error: Exception) -> str:
+    """Why there is no model from this config."""
+    pad, known = getattr(text_config(config), "pad_token_id", None), vocab_size(config)
+    if pad is not None and known is not None and pad >= known:
         return (
-            f"{config.model_type} is not a causal language model in Transformers; use one that "
-            "AutoModelForCausalLM knows, as gpt2 or llama"
+            f"{_named(settings)}: pad_token_id {pad} lies beyond its {known} tokens; set pad_token_id to one of them, "
+            f"as by --config_overrides pad_token_id=0, or vocab_size to {pad + 1} or more"
         )
-    if vocab_size(config) is None:
-        return f"{config.model_type} has no vocab_size of its own: it is no model of text; use a causal language model"
-    return None
+    if settings.attn_implementation:
+        return f"--attn_implementation {settings.attn_implementation}: {_first_line(error)}"
+    return f"{_named(settings)}: no model can be made from its config: {_first_line(error)}"
+
+
+def _check_weights(model: PreTrainedModel, settings: Settings) -> dict[str, list[str]]:
+    """What of the weights does not fit the model, by kind, where that is meant.
+
+    Raises:
+        ValueError: it is not meant, or there are no weights.
+    """
+    found = mismatches(model, settings.model_name_or_path, _is_text_part(settings, model.config))
+    if found and not settings.ignore_mismatched_weights:
+        raise ValueError(describe(found))
+    return found
+
+
+def _is_text_part(settings: Settings, config: PreTrainedConfig) -> bool:
+    """Whether the checkpoint reads images or sound, too, and its text part alone is built."""
+    return type(whole_config(settings)) is not type(config)
 
 
 def _named(settings: Settings) -> str:
@@ -154,29 +93,55 @@ def _named(settings: Settings) -> str:
     return " ".join(f"--{name} {value}" for name in named if (value := getattr(settings, name)))
 
 
+def empty_model(settings: Settings) -> PreTrainedModel:
+    """The model as `build_model` makes it, but on the meta device: names and shapes without storage.
+
+    Raises:
+        Exception: whatever the model's class has against its config.
+    """
+    with torch.device("meta"), quiet():
+        return AutoModelForCausalLM.from_config(load_config(settings), **_arguments(settings))
+
+
 def build_model(settings: Settings, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """Builds or loads the model with parameters of `settings.dtype`, whatever dtype they were saved in.
 
-    That is fp32 by default: the small updates of AdamW get lost in half-precision parameters. `config` is the one that
-    was opened before [loads it].
+    That is fp32 by default: the small updates of AdamW get lost in half-precision parameters. What of a checkpoint did
+    not fit, where that is meant, is kept as `model.mismatched_weights`. `config` is the one that was opened before
+    [loads it].
+
+    Raises:
+        SettingsError: the checkpoint's weights are not those of the model.
     """
     if not sys.stderr.isatty():
         # A bar of loaded weights is for a person who waits; in a log file it is noise.
         logging.disable_progress_bar()
     # The model keeps its config and changes it; the one that was opened stays as it is.
     config = copy.deepcopy(config) if config else load_config(settings)
-    dtype = getattr(torch, settings.dtype)
-    attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
+    arguments = {"dtype": getattr(torch, settings.dtype), **_arguments(settings)}
     if settings.model_name_or_path:
-        whole = AutoConfig.from_pretrained(settings.model_name_or_path)
-        names = {"key_mapping": TEXT_PART} if type(whole) is not type(config) else {}
+        try:
+            found = _check_weights(empty_model(settings), settings)
+        except ValueError as error:
+            raise SettingsError([f"{_named(settings)}: {error}"]) from error
         model = AutoModelForCausalLM.from_pretrained(
-            settings.model_name_or_path, config=config, dtype=dtype, **attention, **names
+            settings.model_name_or_path,
+            config=config,
+            key_mapping=TEXT_PART if _is_text_part(settings, config) else None,
+            ignore_mismatched_sizes=settings.ignore_mismatched_weights,
+            **arguments,
         )
+        model.mismatched_weights = found
     else:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
+        model = AutoModelForCausalLM.from_config(config, **arguments)
     model.loss_function = CausalLMLoss()
     return model
+
+
+def _arguments(settings: Settings) -> dict[str, Any]:
+    """What Transformers is told of any model. Not told whether code is trusted, it would ask at the terminal."""
+    attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
+    return {"trust_remote_code": settings.trust_remote_code, **attention}
 
 
 class CausalLMLoss:
@@ -204,8 +169,17 @@ class CausalLMLoss:
         return ForCausalLMLoss(logits, labels, vocab_size, num_items_in_batch, **kwargs)
 
 
-def save_model(accelerator: Accelerator, model: nn.Module, folder: Path) -> None:
-    """Saves an ordinary Transformers folder of a prepared model, be it sharded. Call it in every process."""
+def save_model(
+    accelerator: Accelerator, model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
+    """Saves an ordinary Transformers folder of a prepared model, be it sharded. Call it in every process.
+
+    Args:
+        accelerator: has prepared the model.
+        model: adapters are merged into the weights that they adapt.
+        folder: to save in.
+        tokenizer: that the model was trained with, if any.
+    """
     state = accelerator.get_state_dict(model)
     if not accelerator.is_main_process:
         return
@@ -222,6 +196,8 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path) -> None
     if model.generation_config is not None:
         model.generation_config.use_cache = True
     model.save_pretrained(folder, state_dict=state)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def _first_line(error: Exception) -> str:

@@ -63,7 +63,7 @@ def check_causal(model: PreTrainedModel, block_size: int, on_cpu: bool) -> bool 
 
 def _small_model(model: PreTrainedModel) -> PreTrainedModel:
     """A small fp32 model of the same class."""
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         return type(model)._from_config(shrink(copy.deepcopy(model.config)), dtype=torch.float32)
 
 
@@ -83,9 +83,11 @@ def longest_row(config: PreTrainedConfig, block_size: int) -> int:
     length = min(block_size, positions(config) or block_size)
     if length > LONGEST_TRIED:
         return length
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         try:
-            model = AutoModelForCausalLM.from_config(shrink(config), dtype=torch.float32).eval()
+            model = AutoModelForCausalLM.from_config(
+                shrink(config), dtype=torch.float32, trust_remote_code=False
+            ).eval()
         except Exception:
             # As in `check_causal`.
             return length
@@ -150,14 +152,17 @@ def _earlier_logits(model: PreTrainedModel, row: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps back what Transformers says of a model: the one that is trained says it, too."""
-    verbosity = logging.get_verbosity()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager

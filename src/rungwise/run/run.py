@@ -179,7 +179,8 @@ class Run:
     def save_model(self, model: nn.Module) -> None:
         """Saves the prepared model as a Transformers folder, if that was asked for. Call it in every process."""
         if self.settings.save_model:
-            save_model(self.accelerator, model, self.folder / "model")
+            tokenizer = self.data.tokenizer if self.data else None
+            save_model(self.accelerator, model, self.folder / "model", tokenizer)
             self.served.saved_model = True
 
     def __exit__(

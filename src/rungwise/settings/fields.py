@@ -31,6 +31,10 @@ class Settings:
     config_overrides: str | None = flag(
         None, "model", "changes to the config, as in n_layer=2,n_embd=64", many=True, needs=[needs.RANDOM_WEIGHTS]
     )
+    ignore_mismatched_weights: bool = flag(
+        False, "model", "train though weights are missing, unexpected or misshapen", needs=[needs.WEIGHTS]
+    )
+    trust_remote_code: bool = flag(False, "model", "run the Python code that comes with a model or its tokenizer")
     attn_implementation: str | None = flag(None, "model", "eager, sdpa, flash_attention_2, ...")
     dtype: str = flag(
         "float32",

@@ -51,6 +51,7 @@ CHECKPOINTS = _with("checkpointing_steps")
 FSDP = Need(
     lambda s: s.fsdp, "without FSDP, which the config asks for; take accelerate_configs/fsdp2.yaml, or drop this"
 )
+WEIGHTS = _with("model_name_or_path")
 RANDOM_WEIGHTS = Need(
     lambda s: not s.model_name_or_path, "beside --model_name_or_path, whose weights bring their own config; drop one"
 )

@@ -97,6 +97,8 @@ class Evidence:
             self._add(technique.evidence(self._seen))
         self._add(_model_and_rows(self._seen))
         self.found["causal"] = self._causal
+        if mismatched := getattr(self._seen.model, "mismatched_weights", None):
+            self.found["mismatched_weights"] = mismatched
         if isinstance(self._loss, CausalLMLoss) and not self._loss.divided:
             words = "the model ignores num_items_in_batch, so that its loss is not the one of the whole window"
             self._missing.append(words)
