@@ -1,5 +1,6 @@
 """A label without the thing must not pass: each technique is switched off behind the run's back."""
 
+import copy
 import dataclasses
 
 from rungwise.metrics.memory import optimizer_state_bytes, tensor_bytes
@@ -251,6 +252,18 @@ def test_every_second_block():
     assert "one block in 2 was asked for; recomputed were: block 1 1 times in 0 passes" in verdict(
         run("--gradient_checkpointing", claims={"gradient_checkpointing_kwargs": {"every_n_layers": 2}})
     )
+
+
+def runs_a_block_for_nothing(model):
+    """As a model that cuts its text into patches by a small one of its own: no loss depends on what that gives."""
+    aside = copy.deepcopy(model.transformer.h[0])
+    model.transformer.aside = aside
+    model.transformer.h[0].register_forward_pre_hook(lambda block, args: aside(*args)[0].argmax() and None)
+
+
+def test_a_block_that_the_loss_does_not_depend_on_owes_nothing():
+    trained = run("--gradient_checkpointing", model_hook=runs_a_block_for_nothing)
+    assert len(checkpointable_blocks(trained.model)) == 3 and trained.evidence["recomputed_blocks"] == 2
 
 
 def test_nothing_is_left_behind_once_all_is_decided():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
@@ -22,7 +23,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass
 class Block:
-    """How often a block that can be checkpointed ran with a backward pass to come, and how often it ran again then."""
+    """How often a backward pass went through a block that can be checkpointed, and how often it ran again then."""
 
     owed: int = 0
     recomputed: int = 0
@@ -126,9 +127,12 @@ class ForwardNotes:
 
     def _run_noter(self, block: Block) -> Callable[..., None]:
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
-            output = output[0] if isinstance(output, tuple) else output
-            # Nothing goes back through a block without a gradient, as the first ones of a model that is frozen there.
-            block.owed += self._in_forward and getattr(output, "requires_grad", True)
+            output = output if isinstance(output, tuple) else (output,)
+            parts = [part for part in output if getattr(part, "requires_grad", False)]
+            # Nothing goes back through a block that is frozen with all before it, nor through one that the loss does
+            # not depend on, as those that choose where a text is cut into patches.
+            if self._in_forward and parts:
+                register_multi_grad_hook(parts, lambda _: setattr(block, "owed", block.owed + 1), mode="any")
 
         return note
 
