@@ -10,6 +10,14 @@ import pytest
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
+@pytest.fixture(autouse=True)
+def terminal():
+    """A terminal whose end is heard, also where the tests themselves are run by `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def send(number):
     os.kill(os.getpid(), number)
 
@@ -38,14 +46,11 @@ def test_they_wait_for_what_is_done_as_a_whole_and_come_no_more_after_the_end(nu
 
 def test_a_closed_terminal_is_left_to_who_handles_it():
     """`nohup` has SIGHUP ignored, and a run that a ladder starts is not told of the ladder's terminal."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Signals(hang_up=True):
-            send(signal.SIGHUP)
-        mine = []
-        signal.signal(signal.SIGHUP, lambda *_: mine.append("told"))
-        with Signals():
-            send(signal.SIGHUP)
-        assert mine == ["told"]
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Signals(hang_up=True):
+        send(signal.SIGHUP)
+    told = []
+    signal.signal(signal.SIGHUP, lambda *_: told.append("told"))
+    with Signals():
+        send(signal.SIGHUP)
+    assert told == ["told"]

@@ -30,6 +30,8 @@ def climb(tmp_path, monkeypatch):
     """Runs the recipe on three rungs that end as written down: by a status, or by a signal that comes meanwhile."""
     (tmp_path / "some.yaml").write_text(TEXT, encoding="utf-8")
     monkeypatch.setattr(plots, "draw", lambda *_: [])
+    # Heard also where the tests themselves are run by `nohup`.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def run(**ends):
         ran = []
@@ -47,9 +49,13 @@ def climb(tmp_path, monkeypatch):
         monkeypatch.setattr(ladder, "run_rung", run_rung)
         command = ["ladder.py", "--ladder", str(tmp_path / "some.yaml"), "--output_dir", str(tmp_path / "l")]
         monkeypatch.setattr(sys, "argv", command)
-        return recipe.main(), ran
+        try:
+            return recipe.main(), ran
+        except KeyboardInterrupt:
+            pytest.fail("a signal came through, which would end the tests, too")
 
-    return run
+    yield run
+    signal.signal(signal.SIGHUP, before)
 
 
 def rows(folder):
