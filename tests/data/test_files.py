@@ -327,7 +327,8 @@ def test_rows_may_be_kept_in_memory(tmp_path, monkeypatch):
 
 
 def test_plain_text_has_no_columns(tmp_path):
-    path = tmp_path / "a.txt"
+    # By its content: what its name tells is refused with the flags.
+    path = tmp_path / "a.py"
     path.write_text("some text")
     [problem] = data_problems(file_settings(path, "--text_column", "body"))
     assert problem == f"--text_column body: --train_file {path} is plain text, without columns; drop it"

@@ -130,9 +130,8 @@ def test_the_last_words_of_a_rung_are_its_own(log):
 ONE_IS_REFUSED = """
 import os, time
 if os.environ.get("RANK") == "1":
-    from rungwise.data.opened import OpenedData
-    from rungwise.run import configure
-    configure.open_data = lambda *_: (OpenedData(), ["--train_file book.txt: no such file"])
+    from rungwise.data import opened
+    opened.open_data = lambda *_: (opened.OpenedData(), ["--train_file book.txt: no such file"])
 elif "RANK" in os.environ:
     from rungwise.run import run
     run.Run.__enter__ = lambda run: time.sleep(60)

@@ -6,7 +6,7 @@ from rungwise.errors import SettingsError
 from rungwise.model import model as models
 from rungwise.model.model import build_model
 from rungwise.model.shrink import shrink
-from rungwise.run.record import read_result
+from rungwise.result_file import read_result
 
 import ablate
 import pytest

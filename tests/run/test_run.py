@@ -5,6 +5,8 @@ import json
 import os
 import pkgutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from rungwise import tracking
@@ -19,7 +21,7 @@ from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique
 
 import pytest
 import torch
-from harness import TINY, tiny_settings
+from harness import ENVIRONMENT, ROOT, TINY, tiny_settings
 
 
 @pytest.fixture
@@ -180,15 +182,46 @@ def test_bad_calls_exit_with_2_and_leave_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("mixed_precision: bf61\n")
     (tmp_path / "empty.txt").write_text("")
-    flags = ["--config", "bad.yaml", "--max_step", "3", "--block_size", "300", "--train_file", "empty.txt"]
+    flags = ["--config", "bad.yaml", "--max_steps", "3", "--block_size", "300", "--train_file", "empty.txt"]
     with pytest.raises(SystemExit) as caught:
         configure(flags)
     assert caught.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "4 problems with this call:"
-    for line, words in zip(lines[1:], ["--max_step 3", "bf61", "256 positions", "empty"], strict=True):
+    for line, words in zip(lines[1:], ["bf61", "no step to time", "256 positions", "empty"], strict=True):
         assert words in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "empty.txt"]
+
+
+def test_a_flag_that_cannot_be_read_is_answered_at_once(tmp_path, monkeypatch, capsys):
+    """With all that can be told of the flags and the config, and a word that there may be more."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("mixed_precision: bf61\n")
+    monkeypatch.setattr("rungwise.run.configure.check", lambda *_, **__: pytest.fail("PyTorch was loaded"))
+    with pytest.raises(SystemExit) as caught:
+        configure(["--config", "bad.yaml", "--max_step", "3", "--block_size", "300"])
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "2 problems with this call:" and "--max_step 3" in lines[1] and "bf61" in lines[2]
+    assert lines[3] == "(the model and the data are looked at when the flags are right)"
+
+
+@pytest.mark.parametrize(
+    "words, code", [(["--help"], 0), (["--config", "accelerate_configs/bf16.yaml", "--max_step", "3"], 2)]
+)
+def test_the_recipe_answers_before_pytorch_is_loaded(words, code):
+    """By what was loaded and by the processor's time, which a busy machine does not change much."""
+    script = "import sys, time; sys.argv[0] = 'ablate.py'; import ablate\n"
+    script += "try:\n    ablate.main()\nexcept SystemExit as end:\n    code = end.code or 0\n"
+    script += "loaded = {'torch', 'transformers', 'accelerate', 'datasets', 'wandb'} & set(sys.modules)\n"
+    script += "print(f'code {code} loaded {sorted(loaded)} seconds {time.process_time()}', file=sys.stderr)"
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([ENVIRONMENT["PYTHONPATH"], str(ROOT / "recipes")])}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    last = done.stderr.splitlines()[-1]
+    assert f"code {code} loaded [] " in last, done.stderr
+    assert float(last.split()[-1]) < 1
 
 
 @pytest.mark.parametrize("name", ["trackio", "tensorboard"])

@@ -4,8 +4,9 @@ import copy
 import dataclasses
 
 from rungwise.metrics.memory import optimizer_state_bytes, tensor_bytes
-from rungwise.techniques.observe import checkpointable_blocks, fingerprint
+from rungwise.techniques.observe import checkpointable_blocks
 from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique
+from rungwise.techniques.update_notes import fingerprint
 
 import pytest
 import torch

@@ -4,7 +4,7 @@ from rungwise.data.loader import build_datasets
 from rungwise.metrics import memory
 from rungwise.model.model import build_model, save_model
 from rungwise.model.shrink import shrink
-from rungwise.run.record import read_result
+from rungwise.result_file import read_result
 from rungwise.settings.parse import parse
 from rungwise.techniques import lora
 from rungwise.techniques.seen import UnavailableTechnique

@@ -17,8 +17,9 @@ from ..model.probe import check_causal
 from ..settings.fields import Settings
 from . import CHANGED_WEIGHTS, EACH_STEP, FIRST_STEP, optimizer
 from .compile_record import CompileRecord
-from .observe import ForwardNotes, UpdateNotes
+from .observe import ForwardNotes
 from .seen import InactiveTechnique, Seen
+from .update_notes import UpdateNotes
 
 
 class Evidence:

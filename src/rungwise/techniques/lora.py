@@ -46,9 +46,6 @@ def apply(model: PreTrainedModel, settings: Settings) -> nn.Module:
     """
     if not settings.use_peft:
         return model
-    if gradient_checkpointing.is_reentrant(settings):
-        # Embeddings are frozen, so that nothing else would ask the first block's input for a gradient.
-        model.enable_input_require_grads()
     return _wrap(model, settings)
 
 

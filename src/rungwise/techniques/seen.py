@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from ..loop import Step
 from ..settings.fields import Settings
 from .compile_record import CompileRecord
-from .observe import ForwardNotes, UpdateNotes
+from .observe import ForwardNotes
+from .update_notes import UpdateNotes
 
 
 class UnavailableTechnique(RuntimeError):
