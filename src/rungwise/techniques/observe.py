@@ -125,8 +125,7 @@ class ForwardNotes:
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
             output = output if isinstance(output, tuple) else (output,)
             parts = [part for part in output if getattr(part, "requires_grad", False)]
-            # Nothing goes back through a block that is frozen with all before it, nor through one that the loss does
-            # not depend on, as those that choose where a text is cut into patches.
+            # Nothing goes back through a block that is frozen, or that the loss does not depend on, as in a patcher.
             if self._in_forward and parts:
                 register_multi_grad_hook(parts, lambda _: setattr(block, "owed", block.owed + 1), mode="any")
 
