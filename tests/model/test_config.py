@@ -5,6 +5,7 @@ import json
 from rungwise.model import model as models
 from rungwise.model.model import build_model, empty_model
 from rungwise.model.shrink import shrink
+from rungwise.run.record import read_result
 
 import ablate
 import pytest
@@ -142,6 +143,11 @@ def test_trusted_code_is_run(tmp_path, capsys):
     assert models.problems(settings) == []
     assert type(build_model(settings)).__name__ == "OwnModel"
     assert "own code runs" in capsys.readouterr().out
+    flags = ["--config", "accelerate_configs/fp32_cpu.yaml", "--output_dir", str(tmp_path / "run"), *TINY[2:]]
+    flags += ["--model_name_or_path", str(tmp_path), "--max_steps", "3", "--untimed_steps", "2"]
+    assert ablate.main([*flags, "--trust_remote_code"]) == 0
+    result = read_result(tmp_path / "run")
+    assert result["settings"]["trust_remote_code"] is True and result["evidence"]["causal"] is True
 
 
 def test_an_empty_model_is_the_built_one_without_storage():

@@ -32,7 +32,7 @@ def model_flops_per_row(
     for arguments in ({"attention_mask": mask}, {}):
         try:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+                model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
                 row = torch.zeros((1, block_size), dtype=torch.long)
                 for name in () if adapters else frozen:
                     model.get_parameter(name).requires_grad_(False)
