@@ -1,5 +1,7 @@
 """Takes notes of the weights around the optimizer's steps, to show what a step did to them."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
