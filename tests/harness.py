@@ -44,8 +44,8 @@ TINY = ["--config_overrides", MODEL, "--block_size", "32", "--dataset_name", "sy
 
 def tiny_settings(*flags: str, config: str = "accelerate_configs/fp32.yaml", **changes: Any) -> Settings:
     """Settings of a 2-layer GPT-2 on synthetic rows. `changes` go around the flags."""
-    settings, problems = parse(["--config", config, *TINY, *flags])
-    assert problems == []
+    settings, errors = parse(["--config", config, *TINY, *flags])
+    assert errors == []
     # Bounds of equal training are the CPU's, also where there is an accelerator.
     return dataclasses.replace(settings, **{"use_cpu": True, **changes})
 
@@ -66,7 +66,7 @@ def build_dataset(settings: Settings) -> Dataset | StreamingRows:
     return build_datasets(settings)[0]
 
 
-def data_problems(settings: Settings) -> list[str]:
+def data_errors(settings: Settings) -> list[str]:
     """What is wrong with the texts and the tokenizer."""
     return open_data(settings, Opening())[1]
 

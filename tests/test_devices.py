@@ -55,14 +55,14 @@ def test_a_mac_is_told_from_another_by_the_processor_that_trains(accelerator):
     assert environment.machine()["device_count"] == 1
 
 
-MENDS = {
+REMEDIES = {
     "cuda": "hide it by CUDA_VISIBLE_DEVICES=",
     "xpu": "PyTorch's build for CPUs alone, or use DDP, as in accelerate_configs/ddp_cpu.yaml",
     "mps": "it cannot be hidden; use DDP, as in accelerate_configs/ddp_cpu.yaml",
 }
 
 
-@pytest.mark.parametrize("kind", MENDS)
+@pytest.mark.parametrize("kind", REMEDIES)
 @pytest.mark.parametrize("use_cpu", [True, False])
 def test_fsdp2_on_the_cpu_beside_an_accelerator(accelerator, kind, use_cpu):
     """A Mac's run is on the CPU whether the file says so or not; only what works on the machine is advised."""
@@ -71,7 +71,7 @@ def test_fsdp2_on_the_cpu_beside_an_accelerator(accelerator, kind, use_cpu):
     found = fsdp.validate(settings, device_type(settings))
     if use_cpu or kind == "mps":
         [problem] = found
-        assert f"accelerator ({kind})" in problem and MENDS[kind] in problem
+        assert f"accelerator ({kind})" in problem and REMEDIES[kind] in problem
         assert ("CUDA_VISIBLE_DEVICES" in problem) == (kind == "cuda")
     else:
         assert found == []

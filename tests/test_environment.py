@@ -138,16 +138,16 @@ def test_an_fp32_run_that_would_not_compute_in_fp32_is_refused(name, monkeypatch
 def test_the_variable_of_nvidias_containers_is_named(monkeypatch):
     """PyTorch reads it once, as it is imported, and turns its switch; whoever turns that back is not refused."""
     monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
-    assert float32.problems(tiny_settings(), "cuda") == []
+    assert float32.validate(tiny_settings(), "cuda") == []
     with matmul_precision("high"):
-        [problem] = float32.problems(tiny_settings(), "cuda")
+        [problem] = float32.validate(tiny_settings(), "cuda")
     assert "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 has fp32 matrix products computed in tf32; unset it" in problem
 
 
 def test_what_forbids_tf32_goes_before_what_allows_it(monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with matmul_precision("high"):
-        assert float32.problems(tiny_settings(), "cuda") == []
+        assert float32.validate(tiny_settings(), "cuda") == []
 
 
 def test_what_is_switched_while_a_run_is_built_is_found_after_its_first_step():

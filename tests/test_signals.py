@@ -36,7 +36,7 @@ def test_each_ends_by_its_own_exit_code_and_leaves_the_handlers_as_they_were(num
 def test_they_wait_for_what_is_done_as_a_whole_and_come_no_more_after_the_end(number):
     done = []
     with Signals(hang_up=True) as signals:
-        with pytest.raises((KeyboardInterrupt, Terminated)) as caught, signals.whole():
+        with pytest.raises((KeyboardInterrupt, Terminated)) as caught, signals.deferred():
             send(number)
             done.append("whole")
         assert done == ["whole"] and exit_code(caught.value) == CODES[number]

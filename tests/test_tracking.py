@@ -98,9 +98,9 @@ def test_what_wandb_would_refuse_is_refused_before_anything_is_built(case, monke
     variables, flags, message = REFUSED[case]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    [problem] = tracking.problems(tiny_settings("--report_to", "wandb", *flags))
+    [problem] = tracking.validate(tiny_settings("--report_to", "wandb", *flags))
     assert message in problem
-    assert tracking.problems(tiny_settings("--report_to", "none")) == []
+    assert tracking.validate(tiny_settings("--report_to", "none")) == []
 
 
 def test_what_is_refused_is_what_wandb_refuses():

@@ -4,18 +4,18 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-# A `SettingsError` in a log, indented as it may be; group 1 holds its problems.
+# A `SettingsError` in a log, indented as it may be; group 1 holds its errors.
 REFUSAL = r"\d+ problems? with this call:\n((?: +- .*\n?)+)"
 
 
 class SettingsError(ValueError):
-    """The settings of a run cannot be used. The message lists every problem, each with its mend, and a last word."""
+    """The settings of a run cannot be used. The message lists every problem, each with its remedy, and a last word."""
 
-    def __init__(self, problems: Iterable[str], last: str | None = None):
-        self.problems = list(problems)
-        count = len(self.problems)
+    def __init__(self, errors: Iterable[str], last: str | None = None):
+        self.errors = list(errors)
+        count = len(self.errors)
         head = "1 problem with this call:" if count == 1 else f"{count} problems with this call:"
-        lines = [head, *(f"  - {problem}" for problem in self.problems), *([f"({last})"] if last else [])]
+        lines = [head, *(f"  - {problem}" for problem in self.errors), *([f"({last})"] if last else [])]
         super().__init__("\n".join(lines))
 
 

@@ -30,12 +30,12 @@ def exact_convolutions() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def problems(settings: Settings, device_type: str) -> list[str]:
+def validate(settings: Settings, device_type: str) -> list[str]:
     """Why an fp32 run would not compute in fp32 here, with what asks for it and how to stop it."""
     found = products(device_type)
     if settings.precision != "no" or found == "ieee":
         return []
-    mend, named = "unset it, or train in bf16", os.environ.get
+    remedy, named = "unset it, or train in bf16", os.environ.get
     if device_type == "cuda":
         variables = [name for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE") if named(name)]
         switch = "torch.backends.cuda.matmul.fp32_precision"
@@ -46,5 +46,5 @@ def problems(settings: Settings, device_type: str) -> list[str]:
     culprit = " and ".join(f"{name}={named(name)}" for name in variables)
     if not culprit:
         culprit = f"{switch} {found}"
-        mend = "call torch.set_float32_matmul_precision('highest') in the script, or train in bf16"
-    return [f"fp32 was asked for, and {culprit} has fp32 matrix products computed in {found}; {mend}"]
+        remedy = "call torch.set_float32_matmul_precision('highest') in the script, or train in bf16"
+    return [f"fp32 was asked for, and {culprit} has fp32 matrix products computed in {found}; {remedy}"]

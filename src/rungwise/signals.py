@@ -22,7 +22,7 @@ def exit_code(error: KeyboardInterrupt | Terminated) -> int:
 
 
 class Signals:
-    """A context in which SIGINT raises `KeyboardInterrupt` and SIGTERM raises `Terminated`, but not inside `whole()`.
+    """A context in which SIGINT raises `KeyboardInterrupt` and SIGTERM `Terminated`, but not inside `deferred()`.
 
     Works in the main thread alone, as all handling of signals in Python.
 
@@ -73,7 +73,7 @@ class Signals:
                     at_once()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Around work that is done as a whole or not at all: a signal waits for its end and is raised then."""
         self._holding = True
         try:

@@ -143,7 +143,7 @@ class WandbTracker(Tracker):
         self._run.summary.update(checks)
 
 
-def problems(settings: Settings) -> list[str]:
+def validate(settings: Settings) -> list[str]:
     """A tracker that is asked for and not installed, or that would not take what it is told."""
     name = settings.report_to
     if name != "none" and not importlib.util.find_spec(name):

@@ -20,7 +20,7 @@ import datasets
 import pandas
 import pyarrow as pa
 import pytest
-from harness import build_dataset, data_problems, file_settings, tiny_settings
+from harness import build_dataset, data_errors, file_settings, tiny_settings
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
@@ -220,7 +220,7 @@ def test_what_is_not_clear_is_asked_and_what_cannot_be_read_is_said(tmp_path, ca
     path.write_bytes(content)
     for streaming in ("false", "true"):
         try:
-            [problem] = data_problems(file_settings(path, "--streaming", streaming)) or [""]
+            [problem] = data_errors(file_settings(path, "--streaming", streaming)) or [""]
             if not problem:
                 # Further on in a stream it is said when it comes.
                 list(read(path))
@@ -276,7 +276,7 @@ def test_a_folder_with_another_table_in_it_is_refused(tmp_path):
     """Its first row would be taken for names, and all of it be missing."""
     (tmp_path / "a.csv").write_text("body,n\na text,1\n")
     (tmp_path / "b.csv").write_text("a second,2\na third,3\n")
-    [problem] = data_problems(tiny_settings("--dataset_name", str(tmp_path)))
+    [problem] = data_errors(tiny_settings("--dataset_name", str(tmp_path)))
     assert problem == f"--dataset_name {tmp_path}: b.csv has no column body; give each file the same first row"
 
 
@@ -301,7 +301,7 @@ def test_a_data_set_that_was_saved(tmp_path, streaming, split):
     # Nothing is written beside the user's own files.
     assert sorted(saved.rglob("*")) == before
     if split:
-        [problem] = data_problems(tiny_settings("--dataset_name", str(saved), "--dataset_split", "test"))
+        [problem] = data_errors(tiny_settings("--dataset_name", str(saved), "--dataset_split", "test"))
         assert problem == f"--dataset_name {saved}: it has no split test; give --dataset_split, one of dev"
 
 
@@ -311,7 +311,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     file.write_text("")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", file / "cache")
     for streaming in ("false", "true"):
-        [problem] = data_problems(file_settings(path, "--streaming", streaming))
+        [problem] = data_errors(file_settings(path, "--streaming", streaming))
         assert (
             problem
             == f"the cache of datasets, {file / 'cache'}, cannot be written (Not a directory); set HF_DATASETS_CACHE"
@@ -330,7 +330,7 @@ def test_plain_text_has_no_columns(tmp_path):
     # By its content: what its name tells is refused with the flags.
     path = tmp_path / "a.py"
     path.write_text("some text")
-    [problem] = data_problems(file_settings(path, "--text_column", "body"))
+    [problem] = data_errors(file_settings(path, "--text_column", "body"))
     assert problem == f"--text_column body: --train_file {path} is plain text, without columns; drop it"
     with pytest.raises(SettingsError):
         texts_by_settings(path, "--text_column", "body")

@@ -129,7 +129,7 @@ WRITERS = {
 @pytest.mark.parametrize("tokenizer", [False, True])
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_text_shorter_than_one_block_gives_its_count_of_tokens(tmp_path, name, tokenizer, streaming):
-    """Whatever it is read from, to train on and to evaluate on, and so that the mend that is named works."""
+    """Whatever it is read from, to train on and to evaluate on, and so that the remedy that is named works."""
     WRITERS[name](path := tmp_path / name, ["w1 w2", "w3"])
     # The line's end between them is a byte of the text, and of the text alone.
     count = 3 if tokenizer else 8 if name == "a.txt" else 7

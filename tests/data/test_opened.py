@@ -99,5 +99,5 @@ def test_what_cannot_be_opened_is_said_for_each_call_and_tried_once(counted, cal
 
 
 def test_what_a_script_decides_itself_is_not_opened(counted):
-    _, problems, inputs = check([*FLAGS[:4]], {}, own=["model", "data", "evaluation"])
-    assert (inputs.config, inputs.data, problems) == (None, None, []) and not counted
+    _, errors, inputs = check([*FLAGS[:4]], {}, own=["model", "data", "evaluation"])
+    assert (inputs.config, inputs.data, errors) == (None, None, []) and not counted

@@ -17,7 +17,7 @@ from rungwise.settings.parse import parse
 import numpy as np
 import pytest
 import torch
-from harness import ENVIRONMENT, ROOT, build_dataset, data_problems, file_settings, tiny_settings, word_tokenizer
+from harness import ENVIRONMENT, ROOT, build_dataset, data_errors, file_settings, tiny_settings, word_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
@@ -220,5 +220,5 @@ def test_an_end_of_text_that_is_not_there_is_not_promised(tmp_path, tokenizer, w
     flags += ["--config", "accelerate_configs/fp32.yaml", "--train_file", str(tmp_path / "a.txt"), "--block_size", "4"]
     for value in ("true", "false"):
         settings, _ = parse([*flags, "--append_eos", value])
-        [problem] = data_problems(settings)
+        [problem] = data_errors(settings)
         assert problem.startswith("--append_eos has no effect: ") and why in problem

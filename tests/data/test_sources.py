@@ -8,7 +8,7 @@ from rungwise.errors import SettingsError
 
 import pandas
 import pytest
-from harness import data_problems, file_settings, tiny_settings, word_tokenizer
+from harness import data_errors, file_settings, tiny_settings, word_tokenizer
 
 TEXTS = ["first text", "ä second"]
 
@@ -38,7 +38,7 @@ def texts_of(source, settings, streaming):
 def test_a_file_is_read_by_its_suffix(tmp_path, name, streaming):
     path = write(tmp_path / name)
     settings = file_settings(path, "--packing", "false")
-    assert data_problems(settings) == []
+    assert data_errors(settings) == []
     assert texts_of(training_source(settings), settings, streaming) == TEXTS
     # The same file as the name of a data set.
     assert texts_of(Source("dataset_name", str(path)), settings, streaming) == TEXTS
@@ -54,7 +54,7 @@ def test_packed_lines_keep_their_ends(tmp_path, streaming):
 def test_a_folder_by_name(tmp_path, streaming):
     write(tmp_path / "a.jsonl")
     settings = tiny_settings("--dataset_name", str(tmp_path), "--streaming", streaming)
-    assert data_problems(settings) == []
+    assert data_errors(settings) == []
     assert texts_of(training_source(settings), settings, streaming == "true") == TEXTS
 
 
@@ -82,7 +82,11 @@ BAD = {
         b"abc",
         "its 3 tokens are shorter than one block of 4 tokens; give more text, or --block_size 3 or less",
     ),
-    "latin-1": ("a.txt", b"caf\xe9 au lait", "not UTF-8 text (invalid continuation byte); convert or mend the file"),
+    "latin-1": (
+        "a.txt",
+        b"caf\xe9 au lait",
+        "not UTF-8 text (invalid continuation byte); convert or correct it",
+    ),
     "cut in a letter": ("a.txt", b"long enough, cut in a letter \xc3", "not UTF-8 text (unexpected end of data)"),
     "latin-1 JSON": ("a.jsonl", b'{"text": "caf\xe9 au lait"}\n', "not UTF-8 text"),
     "latin-1 CSV": ("a.csv", b"text\ncaf\xe9 au lait\n", "not UTF-8 text"),
@@ -102,7 +106,7 @@ def test_bad_files(tmp_path, capfd, case, streaming):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    [problem] = data_problems(file_settings(path, "--streaming", streaming))
+    [problem] = data_errors(file_settings(path, "--streaming", streaming))
     assert problem.startswith(f"--train_file {path}: ") and message in problem
     assert "\n" not in problem
     assert capfd.readouterr().err == ""
@@ -110,7 +114,7 @@ def test_bad_files(tmp_path, capfd, case, streaming):
 
 def test_a_split_that_does_not_exist(tmp_path):
     write(tmp_path / "a.jsonl")
-    [problem] = data_problems(tiny_settings("--dataset_name", str(tmp_path), "--dataset_split", "dev"))
+    [problem] = data_errors(tiny_settings("--dataset_name", str(tmp_path), "--dataset_split", "dev"))
     assert (
         'Unknown split "dev"' in problem
         and "check --dataset_name, --dataset_config_name and --dataset_split" in problem
@@ -120,9 +124,9 @@ def test_a_split_that_does_not_exist(tmp_path):
 def test_problems_of_all_texts_are_listed_together(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     flags = ["--eval_steps", "2", "--validation_file", str(tmp_path / "no.txt"), "--tokenizer_name", str(tmp_path)]
-    problems = data_problems(file_settings(tmp_path / "latin.txt", *flags))
-    assert len(problems) == 3
-    for problem, words in zip(problems, ["not UTF-8", "no.txt: no such file", "no tokenizer in"], strict=True):
+    errors = data_errors(file_settings(tmp_path / "latin.txt", *flags))
+    assert len(errors) == 3
+    for problem, words in zip(errors, ["not UTF-8", "no.txt: no such file", "no tokenizer in"], strict=True):
         assert words in problem
 
 
@@ -132,7 +136,7 @@ def test_what_cannot_be_reached_fails_fast_and_is_listed(monkeypatch):
     monkeypatch.setattr(time, "sleep", pauses.append)
     flags = ["--dataset_name", "someone/something", "--tokenizer_name", "someone/else"]
     for streaming in ("false", "true"):
-        data_problem, tokenizer_problem = data_problems(tiny_settings(*flags, "--streaming", streaming))
+        data_problem, tokenizer_problem = data_errors(tiny_settings(*flags, "--streaming", streaming))
         assert data_problem.startswith(
             "--dataset_name someone/something: Couldn't reach 'someone/something' on the Hub"
         )
@@ -148,13 +152,13 @@ def test_a_model_without_a_tokenizer(tmp_path):
     GPT2Config(vocab_size=128).save_pretrained(tmp_path / "model")
     (tmp_path / "a.txt").write_text("some text")
     settings = file_settings(tmp_path / "a.txt", model_name_or_path=str(tmp_path / "model"), config_overrides=None)
-    [problem] = data_problems(settings)
+    [problem] = data_errors(settings)
     assert problem.startswith(f"no tokenizer in {tmp_path / 'model'}") and "give --tokenizer_name" in problem
-    assert data_problems(tiny_settings(model_name_or_path=str(tmp_path / "model"), config_overrides=None)) == []
-    assert data_problems(file_settings(tmp_path / "a.txt", model_name_or_path="/no", config_overrides=None)) == []
+    assert data_errors(tiny_settings(model_name_or_path=str(tmp_path / "model"), config_overrides=None)) == []
+    assert data_errors(file_settings(tmp_path / "a.txt", model_name_or_path="/no", config_overrides=None)) == []
 
 
 def test_a_good_tokenizer_is_no_problem(tmp_path):
     (tmp_path / "a.txt").write_text("w1")
     name = word_tokenizer(tmp_path / "tokenizer", 64)
-    assert data_problems(file_settings(tmp_path / "a.txt", "--tokenizer_name", name)) == []
+    assert data_errors(file_settings(tmp_path / "a.txt", "--tokenizer_name", name)) == []

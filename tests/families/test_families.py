@@ -44,7 +44,7 @@ def said():
 @every_family
 def test_all_techniques_together_are_active_and_quiet(family, said):
     settings = tiny_settings(*family.flags, *STEPS, "--gradient_checkpointing", config=BF16_ACCUM4)
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
     trained = train_tiny(settings)
     evidence = trained.proof.verify(trained.steps[-1])
     assert type(trained.model).__name__ == family.model_class
@@ -201,7 +201,7 @@ def test_a_router_loss_is_off_and_refused(model_type):
         is False
     )
     asked = tiny_settings(config_overrides=f"{overrides},output_router_logits=true", model_type=model_type)
-    [problem] = models.problems(asked)
+    [problem] = models.validate(asked)
     assert "output_router_logits is true" in problem and "set output_router_logits=false" in problem
 
 
@@ -210,5 +210,5 @@ def test_a_checkpoint_with_a_router_loss_is_told_where_to_mend_it(tmp_path):
     config = models.load_config(tiny_settings(*family.flags))
     config.output_router_logits = True
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    [problem] = models.problems(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path)))
+    [problem] = models.validate(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path)))
     assert f"set output_router_logits=false in {tmp_path}/config.json" in problem

@@ -20,8 +20,8 @@ SHIPPED = sorted(Path("recipes/ladders").glob("*.yaml")) or sorted((ROOT / "reci
 @pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
 def test_every_shipped_ladder_can_be_run(file):
     for rung in read_rungs(str(file), [], "group"):
-        settings, problems, _ = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})
-        assert problems == rung.launch_problems() == []
+        settings, errors, _ = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})
+        assert errors == rung.launch_errors() == []
         assert (settings.run_name, settings.group) == (rung.name, "group")
         # Fewer timed steps than a speed is claimed from would leave the report without speeds.
         assert settings.max_steps - settings.untimed_steps >= 10
@@ -64,8 +64,8 @@ def test_flags_from_everywhere_are_arguments_that_can_be_typed(tmp_path):
         "--config", "accelerate_configs/fp32.yaml", "--max_steps", "30", "--global_batch_size", "32",
         "--run_name", "plain", "--group", "g",
     )  # fmt: skip
-    settings, problems, _ = check(rungs[2].arguments, environ={})
-    assert problems == []
+    settings, errors, _ = check(rungs[2].arguments, environ={})
+    assert errors == []
     assert settings.gradient_checkpointing_kwargs == {"use_reentrant": True} and settings.save_model is False
     assert rungs[0].command(Path("d"))[-2:] == ["--output_dir", "d"]
 
@@ -93,7 +93,7 @@ BAD = {
 def test_bad_ladder_files(tmp_path, text):
     with pytest.raises(SettingsError) as caught:
         read_rungs(write(tmp_path, text), [], None)
-    [problem] = caught.value.problems
+    [problem] = caught.value.errors
     assert BAD[text] in problem
 
 
@@ -113,7 +113,7 @@ def test_flags_that_would_undo_the_ladder_are_refused(tmp_path):
 def test_a_missing_ladder_names_the_nearest_and_the_shipped_ones(wrong):
     with pytest.raises(SettingsError) as caught:
         read_rungs(wrong, [], None)
-    [problem] = caught.value.problems
+    [problem] = caught.value.errors
     assert "no such file (did you mean recipes/ladders/default.yaml?)" in problem
     assert "shipped here: " in problem
 
@@ -142,8 +142,8 @@ def test_shared_flags_go_to_the_rungs_on_which_they_act(tmp_path):
 def test_a_shared_flag_that_acts_on_no_rung_is_refused(tmp_path):
     with pytest.raises(SettingsError) as caught:
         read_rungs(write(tmp_path, GOOD), ["--torch_compile_mode", "max-autotune", "--lora_r", "4"], "g")
-    assert len(caught.value.problems) == 2
-    assert "--torch_compile_mode has no effect without --torch_compile; add it" in caught.value.problems[0]
+    assert len(caught.value.errors) == 2
+    assert "--torch_compile_mode has no effect without --torch_compile; add it" in caught.value.errors[0]
 
 
 def test_a_rungs_own_flag_that_does_not_act_is_left_for_it_to_refuse(tmp_path):
@@ -296,10 +296,10 @@ def test_bad_settings_of_any_rung_stop_all_before_anything_is_made(tmp_path):
     ]
     with pytest.raises(SettingsError) as caught:
         climb(tmp_path / "l", rungs)
-    problems = caught.value.problems
+    errors = caught.value.errors
     # What is wrong with all of them is said once; what is wrong with one, with its name.
-    assert len(problems) == 2
-    assert problems[0].startswith("--block_size 999") and problems[1].startswith("b: --optim: 'adam'")
+    assert len(errors) == 2
+    assert errors[0].startswith("--block_size 999") and errors[1].startswith("b: --optim: 'adam'")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -62,7 +62,7 @@ def test_the_readmes_command_and_its_mends_on_six_gpus(launcher):
         assert problem.endswith(f"one of the nearest that do: {sizes}")
         assert launcher([*typed[:2], "--num_processes", str(fewer), *typed[2:]], gpus).num_processes == fewer
         assert check(typed[3:], environ={"WORLD_SIZE": str(fewer)})[1] == []
-    # What no number of processes mends.
+    # What no number of processes remedies.
     [problem] = check([*typed[3:], "--gradient_accumulation_steps", "3"], environ={"WORLD_SIZE": "6"})[1]
     assert problem.endswith("x 6 processes; the nearest that do: 18")
     args = launcher([*typed[:2], "--num_processes", "1", *typed[2:]], 6)
@@ -83,14 +83,14 @@ def test_what_the_launcher_would_not_do_is_said_before_anything_is_run(tmp_path,
     flags = ("--report_to", "none", "--config", config(text))
     with pytest.raises(SettingsError) as caught:
         Ladder("test", [Rung("a", flags)], tmp_path / "l", "group").__enter__()
-    [problem] = caught.value.problems
+    [problem] = caught.value.errors
     assert UNLAUNCHABLE[text] in problem and not (tmp_path / "l").exists()
 
 
 def test_a_file_that_only_the_script_reads_makes_a_rung_of_one(launcher, config):
     """A number of accumulation steps at the top, and no distributed type, are more than the launcher understands."""
     rung = Rung("a", ("--config", config("mixed_precision: bf16\ngradient_accumulation_steps: 4\n")))
-    assert rung.launch_problems() == check(rung.arguments, environ={"WORLD_SIZE": "1"})[1] == []
+    assert rung.launch_errors() == check(rung.arguments, environ={"WORLD_SIZE": "1"})[1] == []
     assert launcher(rung.command(), 6).num_processes == 1
 
 

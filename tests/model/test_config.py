@@ -5,7 +5,7 @@ import json
 from rungwise.model import model as models
 from rungwise.model.model import build_model, empty_model
 from rungwise.model.shrink import shrink
-from rungwise.run.record import read_result
+from rungwise.result_file import read_result
 
 import ablate
 import pytest
@@ -93,7 +93,7 @@ def test_what_cannot_be_trained_is_one_sentence(kind, flag, tmp_path, capsys):
     LlamaForCausalLM(LLAMA).save_pretrained(tmp_path)
     (tmp_path / "own_code.py").write_text(CODE)
     change(tmp_path)
-    [problem] = models.problems(tiny_settings(config_overrides=None, **{flag: str(tmp_path)}))
+    [problem] = models.validate(tiny_settings(config_overrides=None, **{flag: str(tmp_path)}))
     assert problem.startswith(f"--{flag} {tmp_path}: ") and words in problem
     assert "\n" not in problem and len(problem) < 500
     assert "own code runs" not in capsys.readouterr().out
@@ -102,7 +102,7 @@ def test_what_cannot_be_trained_is_one_sentence(kind, flag, tmp_path, capsys):
 def test_a_file_is_no_folder(tmp_path):
     for name, words in {"model.gguf": "GGUF weights are", "model.safetensors": "is a file; give the folder"}.items():
         (tmp_path / name).write_text("")
-        [problem] = models.problems(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path / name)))
+        [problem] = models.validate(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path / name)))
         assert words in problem
 
 
@@ -110,29 +110,29 @@ def test_a_file_is_no_folder(tmp_path):
 def test_what_a_run_decides_is_not_decided_by_a_config(name, tmp_path):
     LLAMA.save_pretrained(tmp_path)
     settings = tiny_settings(config_overrides=None, config_name=str(tmp_path))
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
     changed(tmp_path, **{name: True}, attn_implementation="eager")
-    [problem] = models.problems(settings)
+    [problem] = models.validate(settings)
     remedy = f"set {name}=false in {tmp_path}/config.json, or --config_overrides {name}=false"
     assert problem.startswith(f"{name} is true: ") and remedy in problem
     settings = tiny_settings(config_overrides=f"{name}=false", config_name=str(tmp_path))
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
 
 
 def test_outputs_without_names_are_refused(tmp_path):
     LLAMA.save_pretrained(tmp_path)
     changed(tmp_path, return_dict=False)
-    [problem] = models.problems(tiny_settings(config_overrides=None, config_name=str(tmp_path)))
+    [problem] = models.validate(tiny_settings(config_overrides=None, config_name=str(tmp_path)))
     assert problem.startswith("return_dict is false: ") and "set return_dict=true in" in problem
     settings = tiny_settings(config_overrides="return_dict=true", config_name=str(tmp_path))
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
 
 
 def test_a_padding_token_beyond_the_vocabulary_that_no_embedding_has_is_let_be(tmp_path):
     """GPT-2 has no row for padding, so that the number means nothing to it."""
     GPT2LMHeadModel(shrink(GPT2Config())).save_pretrained(tmp_path)
     changed(tmp_path, pad_token_id=50257)
-    assert models.problems(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path))) == []
+    assert models.validate(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path))) == []
 
 
 def test_trusted_code_is_run(tmp_path, capsys):
@@ -140,7 +140,7 @@ def test_trusted_code_is_run(tmp_path, capsys):
     (tmp_path / "own_code.py").write_text(CODE)
     changed(tmp_path, **OWN)
     settings = tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path), trust_remote_code=True)
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
     assert type(build_model(settings)).__name__ == "OwnModel"
     assert "own code runs" in capsys.readouterr().out
     flags = ["--config", "accelerate_configs/fp32_cpu.yaml", "--output_dir", str(tmp_path / "run"), *TINY[2:]]

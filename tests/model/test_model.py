@@ -97,7 +97,7 @@ def test_attention_implementation(attention):
     ],
 )
 def test_problems(changes, message):
-    [problem] = models.problems(
+    [problem] = models.validate(
         tiny_settings(**{"block_size": 33 if "roberta" in changes.values() else 32, **changes})
     )
     assert message in problem and "\n" not in problem
@@ -122,7 +122,7 @@ def test_a_tokenizer_is_saved_beside_the_model_that_was_trained_with_it(tmp_path
 
 
 def test_no_problems():
-    assert models.problems(tiny_settings()) == []
+    assert models.validate(tiny_settings()) == []
     assert load_config(tiny_settings()).n_layer == 2
 
 
@@ -133,7 +133,7 @@ def test_of_a_model_that_sees_the_text_part_is_trained(tmp_path):
     whole = Gemma3ForConditionalGeneration(config)
     whole.save_pretrained(tmp_path)
     settings = tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path))
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
     model = build_model(settings)
     assert type(model) is Gemma3ForCausalLM
     text = whole.model.language_model.state_dict()
@@ -147,5 +147,5 @@ def test_of_a_model_that_sees_the_text_part_is_trained(tmp_path):
 @pytest.mark.parametrize("kind", ["t5", "vit"])
 def test_a_checkpoint_that_is_no_language_model_is_refused_by_its_flag(kind, tmp_path):
     CONFIG_MAPPING[kind]().save_pretrained(tmp_path)
-    [problem] = models.problems(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path)))
+    [problem] = models.validate(tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path)))
     assert problem.startswith(f"--model_name_or_path {tmp_path}: {kind} is not a causal language model")

@@ -85,15 +85,15 @@ FAULTS = {
 def test_weights_of_another_model_are_refused_by_name(fault, tmp_path):
     change, words = FAULTS[fault]
     settings = saved(tmp_path)
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
     rewrite(tmp_path, change)
-    [problem] = models.problems(settings)
+    [problem] = models.validate(settings)
     assert problem.startswith(f"--model_name_or_path {tmp_path}: its weights are not this model's: ")
     assert all(word in problem for word in words) and "\n" not in problem
     # Whoever builds without asking before is told the same.
     with pytest.raises(SettingsError) as refused:
         build_model(settings)
-    assert refused.value.problems == [problem]
+    assert refused.value.errors == [problem]
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
@@ -101,7 +101,7 @@ def test_the_remedy_for_a_prefix_is_one(prefix, tmp_path):
     settings = saved(tmp_path)
     rewrite(tmp_path, prefixed(prefix))
     rewrite(tmp_path, lambda weights: {name.replace(prefix, ""): weight for name, weight in weights.items()})
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
 
 
 def test_who_means_it_trains_and_it_is_kept(tmp_path):
@@ -111,7 +111,7 @@ def test_who_means_it_trains_and_it_is_kept(tmp_path):
     meant = tiny_settings(
         config_overrides=None, model_name_or_path=settings.model_name_or_path, ignore_mismatched_weights=True
     )
-    assert models.problems(meant) == []
+    assert models.validate(meant) == []
     model = build_model(meant)
     assert model.mismatched_weights == {
         "missing": ["lm_head.weight"],
@@ -161,23 +161,23 @@ WHOLE = {
 def test_a_bias_is_no_mask(tmp_path):
     settings, name = saved(tmp_path), "model.layers.0.attention.bias"
     rewrite(tmp_path, lambda weights: {**weights, name: torch.zeros(1, 1, 8, 8)})
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
     rewrite(tmp_path, lambda weights: {**weights, name: torch.zeros(32)})
-    assert f"1 unexpected, which would be left out: {name};" in models.problems(settings)[0]
+    assert f"1 unexpected, which would be left out: {name};" in models.validate(settings)[0]
 
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_what_transformers_takes_for_whole_is_whole(kind, tmp_path):
     WHOLE[kind](tmp_path)
     settings = tiny_settings(config_overrides=None, model_name_or_path=str(tmp_path))
-    assert models.problems(settings) == []
+    assert models.validate(settings) == []
     assert build_model(settings).mismatched_weights == {}
 
 
 def test_a_text_part_that_lacks_a_layer_is_refused(tmp_path):
     settings = saved(tmp_path, Gemma3ForConditionalGeneration, Gemma3Config())
     rewrite(tmp_path, without("language_model.model.layers.1."))
-    [problem] = models.problems(settings)
+    [problem] = models.validate(settings)
     assert "missing, which would be random: model.layers.1." in problem and "unexpected" not in problem
 
 
@@ -185,7 +185,7 @@ def test_a_layer_too_many_of_a_text_part_is_not_taken_for_a_part_that_sees(tmp_p
     settings = saved(tmp_path, Gemma3ForConditionalGeneration, Gemma3Config())
     extra = {"language_model.model.layers.9.mlp.up_proj.weight": torch.zeros(2, 2)}
     rewrite(tmp_path, lambda weights: weights | extra)
-    [problem] = models.problems(settings)
+    [problem] = models.validate(settings)
     assert "1 unexpected, which would be left out: model.layers.9.mlp.up_proj.weight;" in problem
 
 
@@ -231,7 +231,7 @@ def test_weights_that_cannot_be_read_are_one_sentence(kind, tmp_path, capsys):
     change, words = UNREADABLE[kind]
     settings = saved(tmp_path)
     change(tmp_path)
-    [problem] = models.problems(settings)
+    [problem] = models.validate(settings)
     assert problem.startswith(f"--model_name_or_path {tmp_path}: ") and words in problem and "\n" not in problem
     assert "unpickled" not in capsys.readouterr().out
 

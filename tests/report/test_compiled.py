@@ -6,7 +6,7 @@ from rungwise.report.compiled import compiled_lines, compiled_rows
 from rungwise.report.report import read_report, terminal_table, write_report
 from rungwise.report.rung_result import break_even
 from rungwise.report.spread import Spread
-from rungwise.run.eager_run import compare, problems
+from rungwise.run.eager_run import compare, validate
 
 import pytest
 from harness import tiny_settings
@@ -98,7 +98,7 @@ def eager_run(tmp_path):
 
 def test_a_run_is_held_against_the_eager_run_that_it_names(eager_run):
     folder = eager_run()
-    assert problems(tiny_settings("--max_steps", "20", "--torch_compile", "--eager_run", folder)) == []
+    assert validate(tiny_settings("--max_steps", "20", "--torch_compile", "--eager_run", folder)) == []
     made = result(step_ms=50.0, torch_compile=True)
     made["compile"] = {**COMPILE, "seconds": 42.0}
     assert compare(made, folder) == {"against": "base", "steps": 840, "verdict": "after 840 steps"}
@@ -113,7 +113,7 @@ def test_a_run_is_held_against_the_eager_run_that_it_names(eager_run):
 
 def test_an_eager_run_that_cannot_be_compared_with(eager_run, tmp_path):
     def problem(*flags):
-        [found] = problems(tiny_settings("--torch_compile", *flags))
+        [found] = validate(tiny_settings("--torch_compile", *flags))
         return found
 
     assert "no result.json there" in problem("--eager_run", str(tmp_path / "nowhere"))

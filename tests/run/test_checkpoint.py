@@ -98,14 +98,14 @@ BAD = {
 def test_a_run_that_cannot_go_on(tmp_path, case):
     folder = save_notes(tmp_path, tiny_settings(*BASE))
     flags, message = BAD[case]
-    problems = checkpoint.problems(tiny_settings(*flags, "--resume_from_checkpoint", str(folder)))
-    assert any(message in problem for problem in problems), problems
+    errors = checkpoint.validate(tiny_settings(*flags, "--resume_from_checkpoint", str(folder)))
+    assert any(message in problem for problem in errors), errors
 
 
 def test_a_run_that_can_go_on(tmp_path):
     folder = save_notes(tmp_path, tiny_settings(*BASE))
     flags = [*BASE, "--resume_from_checkpoint", str(folder), "--report_to", "none", "--checkpointing_steps", "3"]
-    assert checkpoint.problems(tiny_settings(*flags)) == []
+    assert checkpoint.validate(tiny_settings(*flags)) == []
 
 
 DATA = {"packed": ("--dataset_name", LINES), "streamed": ("--dataset_name", LINES, "--streaming")}
@@ -166,8 +166,8 @@ def test_what_changes_the_split_is_refused(tmp_path, case):
     before, now, both = SPLITS[case]
     both = ("--dataset_name", LINES, *both)
     folder = save_notes(tmp_path, tiny_settings(*both, *before))
-    problems = checkpoint.problems(tiny_settings(*both, *now, "--resume_from_checkpoint", str(folder)))
-    assert problems and all(" was " in problem and " is now " in problem for problem in problems)
+    errors = checkpoint.validate(tiny_settings(*both, *now, "--resume_from_checkpoint", str(folder)))
+    assert errors and all(" was " in problem and " is now " in problem for problem in errors)
 
 
 @pytest.mark.parametrize("flag", ["train_file", "validation_file"])
@@ -184,10 +184,10 @@ def test_data_that_changed_is_refused_by_its_name(tmp_path, flag):
     data = describe(settings(), inputs.data)
     resumed = settings("--resume_from_checkpoint", str(save_notes(tmp_path / "run", settings(), data)))
     os.utime(tmp_path / flag, (1, 1))
-    assert checkpoint.problems(resumed) == []
+    assert checkpoint.validate(resumed) == []
     with (tmp_path / flag).open("a", encoding="utf-8") as file:
         file.write("one line more\n")
-    [problem] = checkpoint.problems(resumed)
+    [problem] = checkpoint.validate(resumed)
     assert f"--{flag} {tmp_path / flag} has changed (it was " in problem and "resume with the same data" in problem
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rungwise.errors import SettingsError
 from rungwise.result_file import UNFINISHED
 from rungwise.run import rank_errors as ranks
-from rungwise.run.refusal import exit_on_problems
+from rungwise.run.refusal import exit_on_errors
 from rungwise.run.run import Run
 from rungwise.techniques import build_accelerator
 
@@ -150,7 +150,7 @@ def refused(monkeypatch, capsys, rank, error_file):
     """What a refused rank prints."""
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", error_file)
-    with pytest.raises(SystemExit) as caught, exit_on_problems():
+    with pytest.raises(SystemExit) as caught, exit_on_errors():
         at(monkeypatch, "time.time", lambda: os.kill(os.getpid(), signal.SIGTERM))
         raise SettingsError(["--train_file book.txt: no such file"])
     assert caught.value.code == 2
@@ -181,4 +181,4 @@ def test_a_refusal_of_any_rank_reaches_its_launcher_and_the_main_process(two, mo
 def test_a_refusal_is_printed_by_the_main_process_and_by_all_where_no_launcher_listens(monkeypatch, capsys, tmp_path):
     assert refused(monkeypatch, capsys, "0", str(tmp_path / "error.json")) == f"{TEXT}\n"
     assert refused(monkeypatch, capsys, "1", "") == f"rank 1: {TEXT}\n"
-    assert ranks.word_of_another(tmp_path) is None
+    assert ranks.read_rank_error(tmp_path) is None

@@ -96,9 +96,9 @@ def test_what_sharding_may_be_told_in_several_ways_is_a_setting(key, config):
     for option in accelerate_keys.FSDP_VALUES[key]:
         entries = {"version": 2, key: option}
         text = ", ".join(f"{name}: {str(value).lower()}" for name, value in entries.items())
-        values, problems = read(config(f"distributed_type: FSDP\nfsdp_config: {{{text}}}"))
-        assert problems == []
-        assert all(checked(name, value, name, problems) == value for name, value in values.items())
+        values, errors = read(config(f"distributed_type: FSDP\nfsdp_config: {{{text}}}"))
+        assert errors == []
+        assert all(checked(name, value, name, errors) == value for name, value in values.items())
         taken.append(values)
     assert all(taken.count(values) == 1 for values in taken)
 
@@ -158,13 +158,13 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_problems(text, config):
-    _, problems = read(config(text))
-    assert len(problems) == 1 and BAD[text] in problems[0], problems
+    _, errors = read(config(text))
+    assert len(errors) == 1 and BAD[text] in errors[0], errors
 
 
 def test_all_problems_at_once(config):
-    _, problems = read(config("mixed_precision: bf61\nnonsense: 1\nnum_processes: x\nfsdp_config: {a: 1}\n"))
-    assert len(problems) == 4
+    _, errors = read(config("mixed_precision: bf61\nnonsense: 1\nnum_processes: x\nfsdp_config: {a: 1}\n"))
+    assert len(errors) == 4
 
 
 @pytest.mark.parametrize("wrong", ["accelerate_configs/bf17.yaml", "accelerate_configs/bf16.yml", "bf16.yaml", "bf16"])
@@ -230,6 +230,6 @@ keys = st.sampled_from([*KEYS, "x"])
 def test_whatever_a_file_holds_is_answered_in_words(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("any") / "any.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    values, problems = read(str(path))
-    assert all(isinstance(problem, str) and str(path) in problem for problem in problems)
+    values, errors = read(str(path))
+    assert all(isinstance(problem, str) and str(path) in problem for problem in errors)
     assert values.get("mixed_precision", "no") in accelerate_keys.PRECISIONS

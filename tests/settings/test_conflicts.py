@@ -102,16 +102,16 @@ def test_every_flag_can_be_given(name):
     value, acting, _ = NEEDY.get(name) or (ALWAYS[name], "", {})
     config = FP32 if acting is not None else "accelerate_configs/fsdp2.yaml"
     processes = {} if name in ALWAYS or acting == COMPILE else TWO
-    settings, problems = parse(["--config", config, f"--{name}", value, *(acting or "").split()], processes)
-    assert problems == []
+    settings, errors = parse(["--config", config, f"--{name}", value, *(acting or "").split()], processes)
+    assert errors == []
     assert settings.origins[name] == "flag" and getattr(settings, name) is not None
 
 
 @pytest.mark.parametrize("name, call", [(name, call) for name, (_, _, calls) in NEEDY.items() for call in calls])
 def test_a_flag_that_would_not_act_is_refused(name, call):
     value, _, calls = NEEDY[name]
-    _, problems = parse(["--config", FP32, f"--{name}", value, *call.split()], {})
-    [problem] = [problem for problem in problems if f"--{name} has no effect " in problem]
+    _, errors = parse(["--config", FP32, f"--{name}", value, *call.split()], {})
+    [problem] = [problem for problem in errors if f"--{name} has no effect " in problem]
     assert calls[call] in problem and "{" not in problem
 
 
@@ -138,25 +138,25 @@ def test_a_flag_acts_on_what_is_evaluated_on_alone(tmp_path):
 
 def test_what_the_config_says_needs_the_same(config):
     path = config("dynamo_config: {mode: max-autotune, use_regional_compilation: true}\n")
-    _, problems = parse(["--config", path], {})
-    assert len(problems) == 2
-    assert f"{path}: torch_compile_mode has no effect without --torch_compile; add it, or drop this" in problems
-    settings, problems = parse(["--config", path, "--torch_compile"], {})
-    assert problems == [] and settings.torch_compile_mode == "max-autotune"
+    _, errors = parse(["--config", path], {})
+    assert len(errors) == 2
+    assert f"{path}: torch_compile_mode has no effect without --torch_compile; add it, or drop this" in errors
+    settings, errors = parse(["--config", path, "--torch_compile"], {})
+    assert errors == [] and settings.torch_compile_mode == "max-autotune"
 
 
 def test_what_the_config_says_of_a_technique_goes_with_it(config):
     """No setting stands in a result that did not act."""
     path = config("dynamo_config: {backend: INDUCTOR, mode: max-autotune}\n")
-    settings, problems = parse(["--config", path, "--torch_compile", "false"], {})
-    assert problems == [] and settings.torch_compile_mode == "default"
+    settings, errors = parse(["--config", path, "--torch_compile", "false"], {})
+    assert errors == [] and settings.torch_compile_mode == "default"
     assert settings.origins["torch_compile_mode"] == f"default: {path}'s goes with --torch_compile"
 
 
 def test_all_that_would_not_act_is_listed_together():
     line = "--lora_r 4 --torch_compile_mode max-autotune --dataset_split x --text_column a --warmup_steps 2000"
-    _, problems = parse(["--config", FP32, *line.split(), "--checkpointing_steps", "500", "--max_steps", "4"], {})
-    assert [problem.split()[0] for problem in problems] == [
+    _, errors = parse(["--config", FP32, *line.split(), "--checkpointing_steps", "500", "--max_steps", "4"], {})
+    assert [problem.split()[0] for problem in errors] == [
         "--dataset_split", "--text_column", "--torch_compile_mode", "--lora_r", "--warmup_steps",
         "--checkpointing_steps",
     ]  # fmt: skip

@@ -11,8 +11,8 @@ FP32 = "accelerate_configs/fp32.yaml"
 
 
 def parsed(*flags, environ=None):
-    settings, problems = parse(["--config", FP32, *flags], environ or {})
-    assert problems == []
+    settings, errors = parse(["--config", FP32, *flags], environ or {})
+    assert errors == []
     return settings
 
 

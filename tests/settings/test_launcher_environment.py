@@ -10,12 +10,12 @@ BF16 = "accelerate_configs/bf16.yaml"
 
 
 def resolved(config=FP32, **environ):
-    settings, problems = parse(["--config", config], environ)
-    assert problems == []
+    settings, errors = parse(["--config", config], environ)
+    assert errors == []
     return settings
 
 
-def problems(config=FP32, **environ):
+def errors(config=FP32, **environ):
     return parse(["--config", config], environ)[1]
 
 
@@ -43,18 +43,18 @@ DISAGREEING = {
 @pytest.mark.parametrize("name", DISAGREEING)
 def test_the_launcher_must_agree(name, tmp_path):
     value, message = DISAGREEING[name]
-    [problem] = problems(BF16, HF_HOME=str(tmp_path), **{name: value})
+    [problem] = errors(BF16, HF_HOME=str(tmp_path), **{name: value})
     assert message in problem
 
 
 def test_all_that_the_launcher_was_told_otherwise_is_listed_together(tmp_path):
     told = {name: value for name, (value, _) in DISAGREEING.items()}
-    assert len(problems(BF16, HF_HOME=str(tmp_path), **told)) == len(told)
+    assert len(errors(BF16, HF_HOME=str(tmp_path), **told)) == len(told)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_a_launcher_that_was_told_nothing_or_the_same_agrees(precision, tmp_path):
-    assert problems(BF16, HF_HOME=str(tmp_path), ACCELERATE_MIXED_PRECISION=precision) == []
+    assert errors(BF16, HF_HOME=str(tmp_path), ACCELERATE_MIXED_PRECISION=precision) == []
 
 
 def test_the_users_default_file_does_not_stop_the_readme_command(home):
@@ -66,13 +66,13 @@ def test_the_users_default_file_does_not_stop_the_readme_command(home):
 
 def test_the_users_default_dynamo_does_not_stop_it_either(home):
     folder = home("dynamo_config: {dynamo_backend: INDUCTOR}\n")
-    assert problems(BF16, HF_HOME=folder, ACCELERATE_DYNAMO_BACKEND="INDUCTOR") == []
-    assert len(problems(BF16, HF_HOME=folder, ACCELERATE_DYNAMO_BACKEND="EAGER")) == 1
+    assert errors(BF16, HF_HOME=folder, ACCELERATE_DYNAMO_BACKEND="INDUCTOR") == []
+    assert len(errors(BF16, HF_HOME=folder, ACCELERATE_DYNAMO_BACKEND="EAGER")) == 1
 
 
 @pytest.mark.parametrize("content", ["[1]", "a: b: c", ""])
 def test_a_default_file_that_is_none_is_left_to_accelerate(home, content):
-    [problem] = problems(BF16, HF_HOME=home(content), ACCELERATE_MIXED_PRECISION="fp16")
+    [problem] = errors(BF16, HF_HOME=home(content), ACCELERATE_MIXED_PRECISION="fp16")
     assert "the launcher was told mixed_precision fp16" in problem
 
 
@@ -95,7 +95,7 @@ def test_the_default_file_is_where_accelerate_keeps_it(variables, monkeypatch):
 
 def test_processes_are_those_that_were_launched(config):
     two = config("num_processes: 2\n")
-    [problem] = problems(two)
+    [problem] = errors(two)
     assert "num_processes: 2, but 1 started" in problem and "--nproc_per_node 2" in problem
     assert resolved(two, WORLD_SIZE="2").num_processes == 2
     assert resolved(ACCELERATE_USE_CPU="True").use_cpu

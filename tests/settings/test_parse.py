@@ -15,12 +15,12 @@ BF16 = "accelerate_configs/bf16.yaml"
 
 
 def resolved(*flags, config=FP32, environ=None):
-    settings, problems = parse(["--config", config, *flags], environ or {})
-    assert problems == []
+    settings, errors = parse(["--config", config, *flags], environ or {})
+    assert errors == []
     return settings
 
 
-def problems(*flags, config=FP32, environ=None):
+def errors(*flags, config=FP32, environ=None):
     return parse(["--config", config, *flags], environ or {})[1]
 
 
@@ -116,8 +116,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_each_bad_flag_has_one_message_with_its_mend(line):
-    found = problems(*line.split())
+def test_each_bad_flag_has_one_message_with_its_remedy(line):
+    found = errors(*line.split())
     assert len(found) == 1 and BAD[line] in found[0], found
 
 
@@ -126,14 +126,14 @@ def test_pure_bf16_is_named_as_such_and_stands_without_autocast():
     assert (pure.run_name, pure.mixed_precision, pure.precision) == ("pure_bf16", "no", "bf16")
     assert resolved("--dtype", "bfloat16", "--gradient_checkpointing").run_name == "pure_bf16-ckpt"
     assert (resolved().precision, resolved(config=BF16).precision) == ("no", "bf16")
-    [problem] = problems("--dtype", "bfloat16", config=BF16)
+    [problem] = errors("--dtype", "bfloat16", config=BF16)
     assert f"{BF16} says mixed_precision bf16" in problem and "use accelerate_configs/fp32.yaml" in problem
-    assert problems("--dtype", "float32", config=BF16) == []
+    assert errors("--dtype", "float32", config=BF16) == []
 
 
 def test_all_problems_of_a_call_are_listed_together(config):
     file = config("mixed_precision: bf61\nnonsense: 1\n")
-    found = problems(
+    found = errors(
         "--max_step",
         "5",
         "--learning_rate",
@@ -151,7 +151,7 @@ def test_all_problems_of_a_call_are_listed_together(config):
 
 def test_config_is_required():
     assert parse([], {})[1] == ["--config is required; for example --config accelerate_configs/bf16.yaml"]
-    assert problems(config="")[0] == "--config: needs a value"
+    assert errors(config="")[0] == "--config: needs a value"
 
 
 @given(st.lists(st.text(min_size=1, max_size=12), max_size=4))
@@ -176,8 +176,8 @@ def test_the_global_batch_is_kept_or_refused(rows, accumulation, processes):
 
 def test_reentrant_checkpointing_with_ddp_is_refused():
     flags = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"use_reentrant": true}']
-    assert problems(*flags) == []
-    [problem] = problems(*flags, environ={"WORLD_SIZE": "2"})
+    assert errors(*flags) == []
+    [problem] = errors(*flags, environ={"WORLD_SIZE": "2"})
     assert "use_reentrant: true fails with several processes" in problem
 
 
@@ -188,7 +188,7 @@ def test_sharding_needs_processes_and_follows_the_file():
     assert settings.fsdp and settings.fsdp_reshard_after_forward and settings.run_name == "bf16-fsdp2-x2"
     assert settings.origins["fsdp"] == settings.origins["fsdp_reshard_after_forward"] == fsdp
     assert not resolved("--fsdp_reshard_after_forward", "false", config=fsdp, environ=two).fsdp_reshard_after_forward
-    [problem] = problems(config=fsdp)
+    [problem] = errors(config=fsdp)
     assert "shards over processes, and 1 started; launch with `accelerate launch --config_file" in problem
 
 

@@ -130,25 +130,25 @@ def test_an_answer_for_which_there_is_a_recipe_is_taken(case, answered):
 def test_an_answer_for_which_there_is_none_is_refused_by_name(case, answered):
     answers, message = REFUSED[case]
     path = answered(answers)
-    problems = read(path)[1]
-    assert len([problem for problem in problems if message in problem]) == 1, problems
-    assert all(path in problem for problem in problems)
+    errors = read(path)[1]
+    assert len([problem for problem in errors if message in problem]) == 1, errors
+    assert all(path in problem for problem in errors)
     if case != "Megatron":  # which has a config of its own beside its type
-        assert len(problems) == 1, problems
+        assert len(errors) == 1, errors
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_the_basic_file_is_taken(precision, tmp_path):
     path = str(write_basic_config(precision, str(tmp_path / "default_config.yaml")))
-    values, problems = read(path)
-    assert problems == [] and values["mixed_precision"] == precision and values["num_processes"] >= 1
+    values, errors = read(path)
+    assert errors == [] and values["mixed_precision"] == precision and values["num_processes"] >= 1
 
 
 def test_what_is_done_in_another_way_is_said(answered):
     """One process loads for all by default there; here each loads by itself."""
     path = answered(FSDP)
-    settings, problems = parse(["--config", path], {"WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"})
-    assert problems == [] and settings.fsdp_cpu_ram_efficient_loading is False
+    settings, errors = parse(["--config", path], {"WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "true"})
+    assert errors == [] and settings.fsdp_cpu_ram_efficient_loading is False
     assert settings.origins["fsdp_cpu_ram_efficient_loading"] == (
         f"{path} says true; here every process loads the weights by itself"
     )

@@ -194,7 +194,7 @@ def test_what_an_evaluation_compiles_is_left_out(cache):
     notes = record(model, cache)
     model(rows).backward()
     before = notes.result()
-    with notes.aside(), torch.no_grad():
+    with notes.paused(), torch.no_grad():
         model.eval()
         model(rows[:2])
         model.train()

@@ -180,8 +180,8 @@ def _first_rows(source: Source, read: Callable[[], Iterator[Row]], settings: Set
 
 def _check_token(largest: int, data: OpenedData) -> None:
     if largest >= data.vocab_size:
-        mend = "use the model's own tokenizer" if data.tokenizer else "bytes as tokens need a vocab_size of 256"
-        raise SettingsError([f"the data has token {largest}, the model knows {data.vocab_size} tokens; {mend}"])
+        remedy = "use the model's own tokenizer" if data.tokenizer else "bytes as tokens need a vocab_size of 256"
+        raise SettingsError([f"the data has token {largest}, the model knows {data.vocab_size} tokens; {remedy}"])
 
 
 def _decoded(row: Row, data: OpenedData) -> str:

@@ -81,7 +81,7 @@ def open_data(settings: Settings, opening: Opening) -> tuple[OpenedData, list[st
         What could be opened, and everything that is wrong with the others. Of a model that is not there its own
         check tells, and that it has no tokenizer is nothing more.
     """
-    data, problems = OpenedData(), []
+    data, errors = OpenedData(), []
     try:
         data.vocab_size = vocab_size(opening.config(settings))
         is_model = True
@@ -93,14 +93,14 @@ def open_data(settings: Settings, opening: Opening) -> tuple[OpenedData, list[st
             try:
                 data.texts[source] = opening.text(source, settings)
             except SettingsError as error:
-                problems += error.problems
+                errors += error.errors
     only_synthetic = sources(settings) == [Source("dataset_name", SYNTHETIC)]
     if settings.tokenizer_name or (is_model and not only_synthetic):
         try:
             data.tokenizer = opening.tokenizer(settings)
         except SettingsError as error:
-            problems += error.problems
-    return data, problems + _no_end(data, settings)
+            errors += error.errors
+    return data, errors + _no_end(data, settings)
 
 
 def _no_end(data: OpenedData, settings: Settings) -> list[str]:
@@ -118,7 +118,7 @@ def open_inputs(settings: Settings, opening: Opening | None = None) -> Inputs:
         SettingsError: some data cannot be opened. Or what `load_config` raises.
     """
     opening = opening or Opening()
-    data, problems = open_data(settings, opening)
-    if problems:
-        raise SettingsError(problems)
+    data, errors = open_data(settings, opening)
+    if errors:
+        raise SettingsError(errors)
     return Inputs(opening.config(settings), data)

@@ -113,7 +113,7 @@ def readable(source: Source) -> Iterator[None]:
     except Exception as error:
         # A data set comes from the Hub, a folder or a file, and each fails in its own way.
         bottom = _bottom(error)
-        remedy = "" if isinstance(bottom, Unreadable) else f"; {_mend(source)}"
+        remedy = "" if isinstance(bottom, Unreadable) else f"; {_remedy(source)}"
         raise SettingsError([f"{source}: {_reason(bottom)}{remedy}"]) from error
 
 
@@ -134,7 +134,7 @@ def _reason(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".!")
 
 
-def _mend(source: Source) -> str:
+def _remedy(source: Source) -> str:
     if source.path is not None:
-        return "convert or mend the file, or give another"
+        return "convert or correct the file, or give another"
     return "check --dataset_name, --dataset_config_name and --dataset_split, and that the Hub can be reached"

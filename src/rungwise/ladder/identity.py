@@ -15,7 +15,7 @@ from ..run.configure import check
 from ..settings.fields import Settings
 from .ladder_file import Rung
 
-MEND = "give another --output_dir, or --fresh to start it anew"
+REMEDY = "give another --output_dir, or --fresh to start it anew"
 
 
 def check_rungs(rungs: Sequence[Rung], opening: Opening) -> dict[str, Settings]:
@@ -24,18 +24,18 @@ def check_rungs(rungs: Sequence[Rung], opening: Opening) -> dict[str, Settings]:
     Raises:
         SettingsError: with all that is wrong; what is not wrong with every rung, by the names of those it is.
     """
-    problems: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     settings: dict[str, Settings] = {}
     for rung in rungs:
         tracker = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
         environ = tracker | {"WORLD_SIZE": str(rung.processes)}
         settings[rung.name], found, _ = check(rung.arguments, environ=environ, opening=opening)
-        for problem in found or rung.launch_problems():
-            problems.setdefault(problem, []).append(rung.name)
-    if problems:
+        for problem in found or rung.launch_errors():
+            errors.setdefault(problem, []).append(rung.name)
+    if errors:
         raise SettingsError(
             problem if len(names) == len(rungs) else f"{', '.join(names)}: {problem}"
-            for problem, names in problems.items()
+            for problem, names in errors.items()
         )
     return settings
 
@@ -66,7 +66,7 @@ def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
         for name, (then, value) in differences(before["machine"], now["machine"]).items()
     ]
     if changed:
-        raise SettingsError([f"{folder} was made otherwise ({line}); {MEND}" for line in changed])
+        raise SettingsError([f"{folder} was made otherwise ({line}); {REMEDY}" for line in changed])
 
 
 def refuse_changed_data(rung: Rung, settings: Settings, before: dict[str, str]) -> None:
@@ -77,7 +77,7 @@ def refuse_changed_data(rung: Rung, settings: Settings, before: dict[str, str]) 
     """
     lines = changes(before, fingerprints(settings))
     if lines:
-        raise SettingsError([f"{rung.name}: {line} since the ladder began; {MEND}" for line in lines])
+        raise SettingsError([f"{rung.name}: {line} since the ladder began; {REMEDY}" for line in lines])
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:

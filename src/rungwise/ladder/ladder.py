@@ -145,7 +145,7 @@ class Ladder:
                     self._started = time.monotonic()
                     identity.refuse_changed_data(rung, self._settings[rung.name], self._data[rung.name])
                     result = run_rung(rung, folder)
-                    with self.signals.whole():
+                    with self.signals.deferred():
                         yield rung, result
         except (KeyboardInterrupt, Terminated) as error:
             self.exit_code = exit_code(error)

@@ -57,7 +57,7 @@ class Rung:
 
         return accelerate_yaml.read(self.config)[0].get("num_processes")
 
-    def launch_problems(self) -> list[str]:
+    def launch_errors(self) -> list[str]:
         """What keeps Accelerate's launcher from starting as many processes as the file asks for."""
         if self._stated is None:
             return []
@@ -93,18 +93,18 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     Raises:
         SettingsError: with all that is wrong with the file and the extra flags, those among it that act on no rung.
     """
-    problems: list[str] = []
-    shared, rungs = _load(path, problems)
-    given, _ = read_flags(extra, problems, None)
+    errors: list[str] = []
+    shared, rungs = _load(path, errors)
+    given, _ = read_flags(extra, errors, None)
     # What each rung sets by its flags or by its config.
     resolved = {rung: parse(_arguments({**shared, **flags}), {})[0] for rung, flags in rungs.items()} if given else {}
     for name in given:
         differs = len({str(getattr(settings, name)) for settings in resolved.values()}) > 1
         if name in OWN_FLAGS or differs:
             why = "the ladder makes it itself" if name in OWN_FLAGS else "the rungs differ in it"
-            problems.append(f"--{name} cannot be given to every rung: {why}; change {path}, or a copy of it")
-    if problems:
-        raise SettingsError(problems)
+            errors.append(f"--{name} cannot be given to every rung: {why}; change {path}, or a copy of it")
+    if errors:
+        raise SettingsError(errors)
     common = {**shared, **given}
     made, dropped = [], []
     for rung, flags in rungs.items():
@@ -135,25 +135,25 @@ def _acting(flags: Mapping[str, Any], shared: Collection[str]) -> tuple[dict[str
         acting = {name: value for name, value in acting.items() if name not in found}
 
 
-def _load(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _load(path: str, errors: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The shared flags and the rungs' own, both checked for names; values are checked with each rung's settings."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         shipped = ", ".join(str(file) for file in sorted(Path("recipes/ladders").glob("*.yaml")))
         near = closest_file(path, "recipes/ladders")
-        problems.append(f"--ladder {path}: no such file{near}; shipped here: {shipped}")
+        errors.append(f"--ladder {path}: no such file{near}; shipped here: {shipped}")
         return {}, {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problems.append(f"--ladder {path}: cannot be read as YAML ({str(error).splitlines()[0]})")
+        errors.append(f"--ladder {path}: cannot be read as YAML ({str(error).splitlines()[0]})")
         return {}, {}
     rungs = content.get("rungs") if isinstance(content, dict) else None
     if not isinstance(rungs, dict) or not rungs:
-        problems.append(f"--ladder {path}: needs `rungs:`, names with the flags that differ, as in default.yaml")
+        errors.append(f"--ladder {path}: needs `rungs:`, names with the flags that differ, as in default.yaml")
         return {}, {}
     for key in content:
         if key not in FILE_KEYS:
-            problems.append(
+            errors.append(
                 f"--ladder {path}: unknown key {key!r}{closest(str(key), FILE_KEYS)}; it takes flags and rungs"
             )
     groups = {"flags": content.get("flags") or {}, **{name: flags or {} for name, flags in rungs.items()}}
@@ -163,17 +163,17 @@ def _load(path: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, dic
             or not re.fullmatch(r"\w[\w.+=-]*", group)
             or (group == "flags" and group in rungs)
         ):
-            problems.append(
+            errors.append(
                 f"--ladder {path}: rung {group!r}: a name must be text, not `flags`, and name a folder "
                 "(letters, digits and . _ - + =)"
             )
         if not isinstance(flags, dict):
-            problems.append(f"--ladder {path}: {group}: must be `flag: value` lines, not {flags!r}")
+            errors.append(f"--ladder {path}: {group}: must be `flag: value` lines, not {flags!r}")
             groups[group] = {}
             continue
         for flag in flags:
             if flag not in FIELDS or FIELDS[flag].metadata["group"] is None or flag in OWN_FLAGS:
-                problems.append(f"--ladder {path}: {group}: no flag {flag!r}{closest(str(flag), FIELDS)}")
+                errors.append(f"--ladder {path}: {group}: no flag {flag!r}{closest(str(flag), FIELDS)}")
     return groups.pop("flags"), groups
 
 

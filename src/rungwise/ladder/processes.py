@@ -119,11 +119,11 @@ def _family(leader: int) -> list[psutil.Process]:
 def last_words(log: str) -> str:
     """Why a rung without a result has ended, out of what it and its launcher printed: one line.
 
-    The problems of its call, if it was refused; else its own last line, or, if it has none, the launcher's for it.
+    The errors of its call, if it was refused; else its own last line, or, if it has none, the launcher's for it.
     """
     if refusal := re.search(REFUSAL, log, re.MULTILINE):
-        problems = (line.strip().removeprefix("- ") for line in refusal[1].splitlines())
-        return "; ".join(problems)
+        errors = (line.strip().removeprefix("- ") for line in refusal[1].splitlines())
+        return "; ".join(errors)
     own = re.split(r"^[IWE]\d+ .*torch/distributed/elastic/", log, maxsplit=1, flags=re.MULTILINE)[0]
     if lines := own.strip().splitlines():
         return lines[-1]

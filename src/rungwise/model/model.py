@@ -20,7 +20,7 @@ from .probe import longest_row, quiet, text_config, vocab_size
 from .weights import TEXT_PART, describe, mismatches
 
 
-def problems(settings: Settings, load: Callable[[Settings], PreTrainedConfig] = load_config) -> list[str]:
+def validate(settings: Settings, load: Callable[[Settings], PreTrainedConfig] = load_config) -> list[str]:
     """What is wrong with the model asked for, found without building it. `load` gives its config."""
     try:
         config = load(settings)

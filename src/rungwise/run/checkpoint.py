@@ -25,7 +25,7 @@ from .saved_checkpoints import STEPS, damage, digest, find_checkpoint, is_in, ke
 from .status import lost_a_rank, outcome
 
 FLAG = "--resume_from_checkpoint"
-_MEND = "give a checkpoint-N folder that is whole, or start anew without it"
+_REMEDY = "give a checkpoint-N folder that is whole, or start anew without it"
 # Settings that may change between the parts of one run: where it is kept, how long it is, what is only looked at. None
 # of them changes which row comes when. The micro-batch follows from others, and is named with them.
 FREE = {
@@ -97,7 +97,7 @@ def load_checkpoint(
         if lost_a_rank(error) or outcome(error, [])[0] == "out_of_memory":
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SettingsError([f"{FLAG} {folder}: it cannot be loaded ({reason}); {_MEND}"]) from error
+        raise SettingsError([f"{FLAG} {folder}: it cannot be loaded ({reason}); {_REMEDY}"]) from error
     record.evaluations = content["evaluations"]
     tracked = content["tracked"] if is_in(folder, Path(record.settings.output_dir)) else None
     return [Step(**step) for step in content["steps"]], tracked
@@ -116,12 +116,12 @@ def agree(folder: Path | None) -> Path | None:
     found = gather_object([(platform.node(), digest(folder))])
     others = [f"rank {rank} (on {node})" for rank, (node, seen) in enumerate(found) if seen != found[0][1]]
     if others:
-        mend = "keep it where every node sees it, or copy it to each"
-        raise SettingsError([f"{FLAG} {folder}: not found, or another one, by {', '.join(others)}; {mend}"])
+        remedy = "keep it where every node sees it, or copy it to each"
+        raise SettingsError([f"{FLAG} {folder}: not found, or another one, by {', '.join(others)}; {remedy}"])
     return folder
 
 
-def problems(settings: Settings) -> list[str]:
+def validate(settings: Settings) -> list[str]:
     """Why a run cannot go on from the checkpoint that was asked for."""
     folder = find_checkpoint(settings)
     return [] if folder is None else _resuming(folder, settings)
@@ -135,7 +135,7 @@ def _resuming(folder: Path, settings: Settings) -> list[str]:
         damaged = damage(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return [f"{FLAG} {folder}: not a whole checkpoint of such a run; give a checkpoint-N folder, or latest"]
-    found = [f"{FLAG} {folder}: {line}; {_MEND}" for line in damaged]
+    found = [f"{FLAG} {folder}: {line}; {_REMEDY}" for line in damaged]
     now = settings.as_dict()
     found += [
         f"{FLAG} {folder}: {name} was {before.get(name)} and is now {now[name]}; resume with the same settings"
@@ -164,5 +164,5 @@ def _changed_data(folder: Path, before: dict[str, str], settings: Settings) -> l
     except SettingsError:
         # `open_data` says what is wrong with it.
         return []
-    mend = "resume with the same data, or start anew without it"
-    return [f"{FLAG} {folder}: {line}; {mend}" for line in fingerprint.changes(before, now)]
+    remedy = "resume with the same data, or start anew without it"
+    return [f"{FLAG} {folder}: {line}; {remedy}" for line in fingerprint.changes(before, now)]

@@ -10,7 +10,7 @@ from ..settings.cli import read_flags
 from ..settings.fields import FIELDS, OWN, Settings
 from ..settings.parse import parse
 from ..terminal import print_anything
-from .refusal import exit_on_problems
+from .refusal import exit_on_errors
 
 if TYPE_CHECKING:
     from ..data.opened import Inputs, Opening
@@ -40,11 +40,11 @@ def check(
     from ..model import model as models
     from . import checkpoint, eager_run
 
-    settings, problems = _parse(argv, environ, description, own)
+    settings, errors = _parse(argv, environ, description, own)
     opening, inputs = opening or Opening(), Inputs()
 
     def check_model(settings: Settings) -> list[str]:
-        found = models.problems(settings, opening.config)
+        found = models.validate(settings, opening.config)
         inputs.config = None if found else opening.config(settings)
         return found
 
@@ -55,13 +55,13 @@ def check(
     for part, check_part in (
         ("model", check_model),
         ("techniques", techniques.validate),
-        ("output", checkpoint.problems),
+        ("output", checkpoint.validate),
         ("data", check_data),
-        ("output", tracking.problems),
-        ("techniques", eager_run.problems),
+        ("output", tracking.validate),
+        ("techniques", eager_run.validate),
     ):
-        problems += check_part(settings) if part not in own else []
-    return settings, problems, inputs
+        errors += check_part(settings) if part not in own else []
+    return settings, errors, inputs
 
 
 def configure(
@@ -80,14 +80,14 @@ def configure(
     """
     print_anything()
     argv = sys.argv[1:] if argv is None else argv
-    with exit_on_problems():
+    with exit_on_errors():
         unreadable: list[str] = []
         read_flags(argv, unreadable, description)
         if unreadable:
             raise SettingsError(_parse(argv, None, description, own)[1], LATER)
-        settings, problems, inputs = check(argv, description=description, own=own)
-        if problems:
-            raise SettingsError(problems)
+        settings, errors, inputs = check(argv, description=description, own=own)
+        if errors:
+            raise SettingsError(errors)
     return settings, inputs
 
 
@@ -95,7 +95,7 @@ def build_datasets(settings: Settings, inputs: "Inputs") -> tuple[Any, Any]:
     """The rows to train on and those to evaluate on, if any. Exits with code 2 and a message if there are none."""
     from ..data import loader
 
-    with exit_on_problems():
+    with exit_on_errors():
         return loader.build_datasets(settings, inputs)
 
 
@@ -103,10 +103,10 @@ def _parse(
     argv: Sequence[str], environ: Mapping[str, str] | None, description: str | None, own: Collection[str]
 ) -> tuple[Settings, list[str]]:
     """The settings, without those that the script decides itself, and what is wrong with the flags and the config."""
-    settings, problems = parse(argv, environ, description)
+    settings, errors = parse(argv, environ, description)
     names = [name for name, field in FIELDS.items() if field.metadata["group"] in own]
     for name in (name for name in names if settings.origins[name] == "flag"):
         group = FIELDS[name].metadata["group"]
-        problems.append(f"--{name} has no effect: the {group} of this script is its own; drop it")
+        errors.append(f"--{name} has no effect: the {group} of this script is its own; drop it")
     values = {name: FIELDS[name].default for name in names}
-    return dataclasses.replace(settings, **values, origins=settings.origins | dict.fromkeys(names, OWN)), problems
+    return dataclasses.replace(settings, **values, origins=settings.origins | dict.fromkeys(names, OWN)), errors

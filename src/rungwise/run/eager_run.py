@@ -8,7 +8,7 @@ from ..result_file import read_result
 from ..settings.fields import Settings
 
 
-def problems(settings: Settings) -> list[str]:
+def validate(settings: Settings) -> list[str]:
     """Why the eager run that was named cannot be compared with."""
     if not settings.eager_run:
         return []

@@ -13,7 +13,7 @@ from .refusal import rank, speaker
 from .status import lost_a_rank
 
 
-def leave_word(folder: Path, reason: str | None, error: BaseException | None) -> None:
+def write_rank_error(folder: Path, reason: str | None, error: BaseException | None) -> None:
     """Another rank's reason, for the main process, which writes the result, and for the person at the terminal."""
     text = f"{speaker()}{reason}"
     # One that was left alone knows less than the one that left it.
@@ -26,7 +26,7 @@ def leave_word(folder: Path, reason: str | None, error: BaseException | None) ->
         traceback.print_exception(error)
 
 
-def word_of_another(folder: Path) -> str | None:
+def read_rank_error(folder: Path) -> str | None:
     """Why another rank ended, if one did: its launcher then terminates all others.
 
     One that failed has left its reason in the run's folder; one that was refused, with the launcher of this machine.
@@ -49,7 +49,7 @@ def leave_group(accelerator: Accelerator) -> None:
     accelerator.end_training()
 
 
-def forget_words(folder: Path) -> None:
+def clear_rank_errors(folder: Path) -> None:
     """Removes what ranks of an earlier run have left."""
     for word in folder.glob("rank-*.txt"):
         word.unlink()

@@ -28,7 +28,7 @@ def speaker() -> str:
 
 
 @contextmanager
-def exit_on_problems() -> Iterator[None]:
+def exit_on_errors() -> Iterator[None]:
     """Turns a `SettingsError` into its message and exit code 2."""
     try:
         yield

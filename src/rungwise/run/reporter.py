@@ -33,7 +33,7 @@ class Reporter:
         """Takes the run's folder; one that goes on from a checkpoint leaves all in it until that is loaded."""
         if is_main():
             self._folder.mkdir(parents=True, exist_ok=True)
-            ranks.forget_words(self._folder)
+            ranks.clear_rank_errors(self._folder)
             if resumed is None:
                 self._files.begin(record, None)
 

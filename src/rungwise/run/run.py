@@ -132,7 +132,7 @@ class Run:
         self.served.check(self.record)
         if self.compiled:
             self.record.compile = self.compiled.result()
-        with self.signals.whole():
+        with self.signals.deferred():
             self._keep(step, {})
             self.reporter.show(step)
         if self.evidence:
@@ -150,11 +150,11 @@ class Run:
         step = self.record.steps[-1].number
 
         def log(loss: float) -> None:
-            with self.signals.whole():
+            with self.signals.deferred():
                 self.record.evaluations.append({"step": step, "loss": loss})
                 self.reporter.evaluated(step, loss)
 
-        with self.compiled.aside() if self.compiled else nullcontext():
+        with self.compiled.paused() if self.compiled else nullcontext():
             yield log
 
     def _resume(self) -> int:
@@ -162,7 +162,7 @@ class Run:
         steps, tracked = checkpoint.load_checkpoint(self.accelerator, self.scheduler, self.resumed, self.record)
         self.record.restored_steps = self.served.before = len(steps)
         self.evidence.restart()
-        with self.signals.whole():
+        with self.signals.deferred():
             self.reporter.resume(self.record, self.resumed, tracked, len(steps))
             evaluations = {found["step"]: {"eval/loss": found["loss"]} for found in self.record.evaluations}
             for step in steps:
@@ -215,16 +215,16 @@ class Run:
         if self.compiled:
             record.reason = self.compiled.why_given_up(error) or record.reason
         if is_main() and (isinstance(error, Terminated) or lost_a_rank(error)):
-            record.reason = ranks.word_of_another(self.folder) or record.reason
+            record.reason = ranks.read_rank_error(self.folder) or record.reason
         if self.exit_code and is_main():
             self.reporter.write(record)
         elif self.exit_code:
-            ranks.leave_word(self.folder, record.reason, error)
+            ranks.write_rank_error(self.folder, record.reason, error)
 
     def _terminated(self) -> None:
         """The reason of a process that is asked to end where it may not come to say so itself."""
         _, reason, _ = outcome(Terminated(), self.record.steps, self.settings.num_processes)
-        write_reason(self.folder, ranks.word_of_another(self.folder) or f"{speaker()}{reason}")
+        write_reason(self.folder, ranks.read_rank_error(self.folder) or f"{speaker()}{reason}")
 
     def _gather_memory(self) -> BaseException | None:
         """Keeps the memory of all ranks. Returns why another rank could not be asked, if so."""

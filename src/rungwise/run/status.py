@@ -25,8 +25,8 @@ def outcome(error: BaseException | None, steps: list[Step], processes: int = 1) 
     words = str(error).strip() or type(error).__name__
     match error:
         case None if steps and not any(step.tokens for step in steps):
-            mend = "check the labels of the rows, or their attention_mask, which masks labels where there are none"
-            return "failed", f"no token of {len(steps)} steps carries a loss: every label is -100; {mend}", 1
+            remedy = "check the labels of the rows, or their attention_mask, which masks labels where there are none"
+            return "failed", f"no token of {len(steps)} steps carries a loss: every label is -100; {remedy}", 1
         case None if steps and all(step.skipped for step in steps):
             return "diverged", f"fp16 overflowed in all {len(steps)} steps, no weight was changed", 1
         case None:
@@ -44,8 +44,8 @@ def outcome(error: BaseException | None, steps: list[Step], processes: int = 1) 
             why = "; asked to from outside, or another rank ended without a word (killed?)" if processes > 1 else ""
             return "failed", f"terminated after {len(steps)} steps{why}", 143
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error):
-        mend = ", or ".join(advice for f in FIELDS.values() if (advice := f.metadata["saves_memory"]))
-        return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {mend}", 1
+        remedy = ", or ".join(advice for f in FIELDS.values() if (advice := f.metadata["saves_memory"]))
+        return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {remedy}", 1
     if lost_a_rank(error):
         first = words.splitlines()[0]
         return "failed", f"another rank ended without a word (killed?) after {len(steps)} steps: {first}", 1

@@ -38,26 +38,26 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     raw, problem = _load(path)
     if problem:
         return {}, [problem]
-    problems: list[str] = []
-    raw = _well_typed(raw, path, problems)
+    errors: list[str] = []
+    raw = _well_typed(raw, path, errors)
 
     values: dict[str, Any] = {}
     kind = raw.get("distributed_type", "NO")
     if kind not in DISTRIBUTED_TYPES:
         near = closest(kind, DISTRIBUTED_TYPES)
-        problems.append(
+        errors.append(
             f"{path}: distributed_type {kind!r} has no recipe here{near}; use one of {', '.join(DISTRIBUTED_TYPES)}"
         )
     if raw.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        problems.append(f"{path}: compute_environment must be LOCAL_MACHINE, not {raw['compute_environment']!r}")
-    _precision(raw, path, values, problems)
-    _accumulation(raw, path, values, problems)
-    _dynamo(raw, path, values, problems)
-    _fsdp(raw, path, values, problems)
+        errors.append(f"{path}: compute_environment must be LOCAL_MACHINE, not {raw['compute_environment']!r}")
+    _precision(raw, path, values, errors)
+    _accumulation(raw, path, values, errors)
+    _dynamo(raw, path, values, errors)
+    _fsdp(raw, path, values, errors)
     for name in ("use_cpu", "num_processes"):
         if name in raw:
             values[name] = raw[name]
-    return values, problems
+    return values, errors
 
 
 def _load(path: str) -> tuple[dict[str, Any], str | None]:
@@ -82,24 +82,24 @@ def _load(path: str) -> tuple[dict[str, Any], str | None]:
     return raw, None
 
 
-def _well_typed(raw: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
-    """The entries that are read here, of the right type. All others that change something become problems."""
+def _well_typed(raw: dict[str, Any], path: str, errors: list[str]) -> dict[str, Any]:
+    """The entries that are read here, of the right type. All others that change something become errors."""
     kept = {}
     for name, value in raw.items():
         key = KEYS.get(name) or installed_key(name)
         if key is None:
-            problems.append(f"{path}: unknown key {name!r}{closest(str(name), KEYS)}; remove it or mend its name")
+            errors.append(f"{path}: unknown key {name!r}{closest(str(name), KEYS)}; remove it or correct its name")
         elif name in ("mixed_precision", "distributed_type") and value is False:
             word = "no" if name == "mixed_precision" else "NO"
-            problems.append(f"{path}: YAML reads an unquoted {word} as false; write {name}: '{word}'")
+            errors.append(f"{path}: YAML reads an unquoted {word} as false; write {name}: '{word}'")
         elif value is None or _is_off(value, key):
             continue  # Accelerate writes None for what was not chosen.
         elif not isinstance(value, key.kind) or (key.kind is int and isinstance(value, bool)):
-            problems.append(f"{path}: {name} must be {WORDS[key.kind]}, not {value!r}")
+            errors.append(f"{path}: {name} must be {WORDS[key.kind]}, not {value!r}")
         elif key.read:
             kept[name] = value
         elif not key.launcher:
-            problems.append(f"{path}: {name} {key.remedy}")
+            errors.append(f"{path}: {name} {key.remedy}")
     return kept
 
 
@@ -109,7 +109,7 @@ def _is_off(value: Any, key: Key) -> bool:
     return not key.read and (asked or value in ("", [], {}))
 
 
-def _precision(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
+def _precision(raw: dict[str, Any], path: str, values: dict[str, Any], errors: list[str]) -> None:
     precision = raw.get("mixed_precision")
     if precision is None:
         return
@@ -118,15 +118,15 @@ def _precision(raw: dict[str, Any], path: str, values: dict[str, Any], problems:
     else:
         why = "has no recipe here" if precision == "fp8" else f"does not exist{closest(precision, PRECISIONS)}"
         quoted = ", ".join(repr(name) for name in PRECISIONS)
-        problems.append(f"{path}: mixed_precision {precision!r} {why}; use one of {quoted}")
+        errors.append(f"{path}: mixed_precision {precision!r} {why}; use one of {quoted}")
 
 
-def _accumulation(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
+def _accumulation(raw: dict[str, Any], path: str, values: dict[str, Any], errors: list[str]) -> None:
     deepspeed = raw.get("deepspeed_config") or {}
     # Of a file for DeepSpeed it is said once that there is no recipe.
     for key in deepspeed if raw.get("distributed_type") != "DEEPSPEED" else ():
         if key != ACCUMULATION:
-            problems.append(f"{path}: deepspeed_config: {key} has no effect, since DeepSpeed is not used; remove it")
+            errors.append(f"{path}: deepspeed_config: {key} has no effect, since DeepSpeed is not used; remove it")
     found = {}
     if ACCUMULATION in raw:
         found[ACCUMULATION] = raw[ACCUMULATION]
@@ -134,11 +134,11 @@ def _accumulation(raw: dict[str, Any], path: str, values: dict[str, Any], proble
         found[f"deepspeed_config: {ACCUMULATION}"] = deepspeed[ACCUMULATION]
     for name, steps in found.items():
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            problems.append(f"{path}: {name} must be a whole number of at least 1, not {steps!r}")
+            errors.append(f"{path}: {name} must be a whole number of at least 1, not {steps!r}")
             return
     if len(set(found.values())) > 1:
         stated = " and ".join(f"{name}: {steps}" for name, steps in found.items())
-        problems.append(f"{path}: says both {stated}; keep one")
+        errors.append(f"{path}: says both {stated}; keep one")
     elif found:
         values[ACCUMULATION] = next(iter(found.values()))
 
@@ -148,25 +148,23 @@ def _without_prefix(config: dict[str, Any] | None, prefix: str) -> dict[str, Any
     return {str(key).removeprefix(prefix): value for key, value in chosen.items()}
 
 
-def _dynamo(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
+def _dynamo(raw: dict[str, Any], path: str, values: dict[str, Any], errors: list[str]) -> None:
     config = _without_prefix(raw.get("dynamo_config"), "dynamo_")
     if not config:
         return
     for key in config:
         if key not in DYNAMO_KEYS:
-            problems.append(f"{path}: dynamo_config: unknown key {key!r}{closest(key, DYNAMO_KEYS)}; remove it")
+            errors.append(f"{path}: dynamo_config: unknown key {key!r}{closest(key, DYNAMO_KEYS)}; remove it")
     for key in ("use_regional_compilation", "use_fullgraph", "use_dynamic"):
         if not isinstance(config.get(key, False), bool):
-            problems.append(f"{path}: dynamo_config: {key} must be true or false, not {config[key]!r}")
+            errors.append(f"{path}: dynamo_config: {key} must be true or false, not {config[key]!r}")
     for key in ("use_fullgraph", "use_dynamic"):
         if config.get(key) is True:
-            problems.append(f"{path}: dynamo_config: {key} has no recipe here and would have no effect; remove it")
+            errors.append(f"{path}: dynamo_config: {key} has no recipe here and would have no effect; remove it")
     backend = config.get("backend", "NO")
     backend = "NO" if backend is False else str(backend).upper()
     if backend not in ("NO", "INDUCTOR"):
-        problems.append(
-            f"{path}: dynamo_config: backend {config['backend']!r} has no recipe here; use INDUCTOR or 'NO'"
-        )
+        errors.append(f"{path}: dynamo_config: backend {config['backend']!r} has no recipe here; use INDUCTOR or 'NO'")
     values["torch_compile"] = backend == "INDUCTOR"
     if config.get("mode", "default") != "default":
         values["torch_compile_mode"] = config["mode"]
@@ -174,19 +172,17 @@ def _dynamo(raw: dict[str, Any], path: str, values: dict[str, Any], problems: li
         values["torch_compile_scope"] = "regional"
 
 
-def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list[str]) -> None:
+def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], errors: list[str]) -> None:
     config = _without_prefix(raw.get("fsdp_config"), "fsdp_")
     if raw.get("distributed_type") != "FSDP":
         if config:
-            problems.append(
-                f"{path}: fsdp_config has no effect without distributed_type: FSDP; add it, or remove this"
-            )
+            errors.append(f"{path}: fsdp_config has no effect without distributed_type: FSDP; add it, or remove this")
         return
     config.setdefault("version", 1)  # as Accelerate does
     values["fsdp"] = True
     classes = config.pop(FSDP_CLASSES, "")
     if not isinstance(classes, str):
-        problems.append(f"{path}: fsdp_config: fsdp_{FSDP_CLASSES} must be text, not {classes!r}")
+        errors.append(f"{path}: fsdp_config: fsdp_{FSDP_CLASSES} must be text, not {classes!r}")
     elif classes.strip():
         values[f"fsdp_{FSDP_CLASSES}"] = ",".join(name.strip() for name in classes.split(","))
     if str(config.get("auto_wrap_policy")).upper() == "SIZE_BASED_WRAP":
@@ -198,11 +194,11 @@ def _fsdp(raw: dict[str, Any], path: str, values: dict[str, Any], problems: list
         value = value.upper() if isinstance(value, str) else value
         if known is None:
             near = closest(key, FSDP_VALUES)
-            problems.append(f"{path}: fsdp_config: fsdp_{key} has no recipe here{near}; remove it")
+            errors.append(f"{path}: fsdp_config: fsdp_{key} has no recipe here{near}; remove it")
         elif type(value) is not type(known[0]) or value not in known:
             wanted = " or ".join(str(option).lower() if isinstance(option, bool) else str(option) for option in known)
             why = f" ({FSDP_REMEDIES[key]})" if key in FSDP_REMEDIES else ""
-            problems.append(f"{path}: fsdp_config: fsdp_{key} must be {wanted}, not {value!r}{why}")
+            errors.append(f"{path}: fsdp_config: fsdp_{key} must be {wanted}, not {value!r}{why}")
         elif key == "activation_checkpointing":
             # Transformers' own does the same to each block, under every engine.
             values |= {"gradient_checkpointing": True} if value else {}

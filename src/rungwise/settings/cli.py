@@ -23,24 +23,24 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 class _Parser(argparse.ArgumentParser):
     """Collects what is wrong instead of exiting at the first error."""
 
-    def __init__(self, problems: list[str], description: str | None) -> None:
+    def __init__(self, errors: list[str], description: str | None) -> None:
         super().__init__(
             description=description,
             usage="%(prog)s --config FILE [flags]",
             allow_abbrev=False,
             formatter_class=_Formatter,
         )
-        self.problems = problems
+        self.errors = errors
 
     def error(self, message: str) -> typing.NoReturn:
         raise argparse.ArgumentError(None, message)
 
 
 def read_flags(
-    argv: Sequence[str], problems: list[str], description: str | None
+    argv: Sequence[str], errors: list[str], description: str | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of the flags given and where they came from; what is wrong with them goes to `problems`."""
-    parser = _Parser(problems, description)
+    """The values of the flags given and where they came from; what is wrong with them goes to `errors`."""
+    parser = _Parser(errors, description)
     groups: dict[str, Any] = {}
     flags = {name: f for name, f in FIELDS.items() if f.metadata["group"]}
     for name, f in flags.items():
@@ -59,14 +59,14 @@ def read_flags(
     try:
         found, unknown = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:
-        problems.append(f"{error}; see --help")
+        errors.append(f"{error}; see --help")
         found, unknown = argparse.Namespace(), []
     for argument in _with_values(unknown):
         near = closest(re.split("[= ]", argument)[0], [f"--{name}" for name in flags])
-        problems.append(f"unknown argument {argument}{near}; flags are written in full, see --help")
+        errors.append(f"unknown argument {argument}{near}; flags are written in full, see --help")
     values, origins = {}, {}
     for name, text in vars(found).items():
-        value = checked(name, _convert(name, text, problems), f"--{name}", problems)
+        value = checked(name, _convert(name, text, errors), f"--{name}", errors)
         if value is not None:
             values[name], origins[name] = value, "flag"
         elif name == "config":
@@ -99,49 +99,49 @@ def _plain(hint: Any) -> Any:
     return typing.get_origin(hint) or hint
 
 
-def _convert(name: str, text: Any, problems: list[str]) -> Any:
+def _convert(name: str, text: Any, errors: list[str]) -> Any:
     """The value of a flag's text, or None and a problem."""
     kind = _plain(HINTS[name])
     if text == "" or text is None:
-        problems.append(f"--{name}: needs a value")
+        errors.append(f"--{name}: needs a value")
         return None
     if isinstance(text, bool):
         return text
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        problems.append(f"--{name}: must be true or false, not {text!r}")
+        errors.append(f"--{name}: must be true or false, not {text!r}")
         return None
     if kind is dict:
-        return _json_mapping(name, text, problems)
+        return _json_mapping(name, text, errors)
     try:
         return kind(text)
     except ValueError:
         wanted = "a whole number" if kind is int else "a number"
-        problems.append(f"--{name}: must be {wanted}, not {text!r}")
+        errors.append(f"--{name}: must be {wanted}, not {text!r}")
         return None
 
 
-def _json_mapping(name: str, text: str, problems: list[str]) -> dict[str, Any] | None:
+def _json_mapping(name: str, text: str, errors: list[str]) -> dict[str, Any] | None:
     example = '\'{"use_reentrant": false, "every_n_layers": 2}\''
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        problems.append(f"--{name}: must be a JSON object such as {example}, not {text!r}")
+        errors.append(f"--{name}: must be a JSON object such as {example}, not {text!r}")
         return None
     for key, given in value.items():
         wanted = CHECKPOINTING_KWARGS.get(key)
         if wanted is None:
-            problems.append(f"--{name}: unknown key {key!r}{closest(key, CHECKPOINTING_KWARGS)}; write {example}")
+            errors.append(f"--{name}: unknown key {key!r}{closest(key, CHECKPOINTING_KWARGS)}; write {example}")
         elif type(given) is not wanted or (wanted is int and given < 1):
             words = "true or false" if wanted is bool else "a whole number of at least 1"
-            problems.append(f"--{name}: {key} must be {words}, not {given!r}")
+            errors.append(f"--{name}: {key} must be {words}, not {given!r}")
     return value
 
 
-def checked(name: str, value: Any, where: str, problems: list[str]) -> Any:
+def checked(name: str, value: Any, where: str, errors: list[str]) -> Any:
     """`value`, or None and a problem if it is out of the field's range."""
     metadata = FIELDS[name].metadata
     if value is None:
@@ -149,12 +149,12 @@ def checked(name: str, value: Any, where: str, problems: list[str]) -> Any:
     choices, least, most = (metadata[key] for key in ("choices", "least", "most"))
     if choices and value not in choices:
         near = closest(str(value), choices)
-        problems.append(f"{where}: {value!r} does not exist{near}; use one of {', '.join(choices)}")
+        errors.append(f"{where}: {value!r} does not exist{near}; use one of {', '.join(choices)}")
         return None
     if most is not None and not least <= value <= most:
-        problems.append(f"{where}: must be from {least} to {most}, not {value}")
+        errors.append(f"{where}: must be from {least} to {most}, not {value}")
         return None
     if least is not None and not least <= value < float("inf"):
-        problems.append(f"{where}: must be at least {least} and finite, not {value}")
+        errors.append(f"{where}: must be at least {least} and finite, not {value}")
         return None
     return value

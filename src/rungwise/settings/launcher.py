@@ -8,21 +8,21 @@ import yaml
 
 
 def processes(
-    from_file: Mapping[str, Any], path: str, environ: Mapping[str, str], problems: list[str]
+    from_file: Mapping[str, Any], path: str, environ: Mapping[str, str], errors: list[str]
 ) -> tuple[int, str]:
     """How many processes were started, and who says so; the file may only say the same."""
     launched = int(environ.get("WORLD_SIZE", "1"))
     stated = from_file.get("num_processes", launched)
     if stated != launched:
-        problems.append(
+        errors.append(
             f"{path} says num_processes: {stated}, but {launched} started; launch with "
             f"`accelerate launch --config_file {path} ...` or `torchrun --nproc_per_node {stated} ...`, "
-            "or mend the file (for several processes on a CPU Accelerate's launcher needs distributed_type: MULTI_GPU)"
+            "or correct the file (for several processes on a CPU the launcher needs distributed_type: MULTI_GPU)"
         )
     return launched, "launcher"
 
 
-def agree(values: dict[str, Any], environ: Mapping[str, str], origins: dict[str, str], problems: list[str]) -> None:
+def agree(values: dict[str, Any], environ: Mapping[str, str], origins: dict[str, str], errors: list[str]) -> None:
     """Compares the file with what `accelerate launch` was told, which reaches the script through its environment.
 
     The launcher always sets a precision: "no" unless told otherwise. One that stands in the user's default Accelerate
@@ -32,7 +32,7 @@ def agree(values: dict[str, Any], environ: Mapping[str, str], origins: dict[str,
         values: of the settings so far; `use_cpu` is taken over from the launcher.
         environ: the environment that the launcher left.
         origins: where they came from; is changed with them.
-        problems: gets one message for each thing that the two do not agree on.
+        errors: gets one message for each thing that the two do not agree on.
     """
     path = values["config"]
     precision = values.get("mixed_precision", "no")
@@ -41,25 +41,25 @@ def agree(values: dict[str, Any], environ: Mapping[str, str], origins: dict[str,
         if launched == _default_file(environ).get("mixed_precision"):
             origins["mixed_precision"] = f"{path}, before Accelerate's default file ({launched})"
         else:
-            problems.append(
+            errors.append(
                 f"the launcher was told mixed_precision {launched}, {path} says {precision}; "
                 f"drop the launcher's --mixed_precision or --config_file, or give both the same file"
             )
     launched = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     steps = values.get("gradient_accumulation_steps", 1)
     if launched not in ("1", str(steps)):
-        problems.append(
+        errors.append(
             f"the launcher was told gradient_accumulation_steps {launched}, this run's are {steps} "
             f"({origins.get('gradient_accumulation_steps', 'default')}); give it in one place"
         )
     dynamo = environ.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper()
     if dynamo != "NO" and not values.get("torch_compile") and dynamo != _default_dynamo(environ):
-        problems.append("the launcher was told to use dynamo, this run is not compiled; add --torch_compile")
+        errors.append("the launcher was told to use dynamo, this run is not compiled; add --torch_compile")
     if environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and not values.get("fsdp"):
-        problems.append(f"the launcher was told to use FSDP, {path} does not say so; give both the same file")
+        errors.append(f"the launcher was told to use FSDP, {path} does not say so; give both the same file")
     for engine in ("DEEPSPEED", "MEGATRON_LM"):
         if environ.get(f"ACCELERATE_USE_{engine}", "false").lower() == "true":
-            problems.append(f"the launcher was told to use {engine}, which has no recipe here; launch without it")
+            errors.append(f"the launcher was told to use {engine}, which has no recipe here; launch without it")
     if environ.get("ACCELERATE_USE_CPU", "false").lower() == "true":
         values["use_cpu"] = True
         origins.setdefault("use_cpu", "launcher")

@@ -29,36 +29,34 @@ def parse(
         The settings, with the defaults where a value could not be used, and one message for each problem.
     """
     environ = os.environ if environ is None else environ
-    problems: list[str] = []
-    values, origins = read_flags(argv, problems, description)
+    errors: list[str] = []
+    values, origins = read_flags(argv, errors, description)
     if values.get("config"):
-        _add_file(values, origins, environ, problems)
+        _add_file(values, origins, environ, errors)
     elif "config" not in values:
-        problems.append("--config is required; for example --config accelerate_configs/bf16.yaml")
+        errors.append("--config is required; for example --config accelerate_configs/bf16.yaml")
     _add_variables(values, origins, environ)
     settings = Settings(**values)
-    problems += conflicts(settings)
-    settings = _refuse_idle(settings, origins, problems)
-    return _derive(settings, origins, problems), problems
+    errors += conflicts(settings)
+    settings = _refuse_idle(settings, origins, errors)
+    return _derive(settings, origins, errors), errors
 
 
-def _add_file(
-    values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str], problems: list[str]
-) -> None:
+def _add_file(values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str], errors: list[str]) -> None:
     """What the file says and no flag does."""
     path = values["config"]
     from_file, file_problems = accelerate_yaml.read(path)
-    problems += file_problems
+    errors += file_problems
     for name, value in from_file.items():
-        value = checked(name, value, f"{path}: {name}", problems)
+        value = checked(name, value, f"{path}: {name}", errors)
         if value is None or name in values or name == "num_processes":
             continue
         values[name], origins[name] = value, path
         if name in REPLACED and value != REPLACED[name][0]:
             values[name] = REPLACED[name][0]
             origins[name] = f"{path} says {str(value).lower()}; {REPLACED[name][1]}"
-    values["num_processes"], origins["num_processes"] = launcher.processes(from_file, path, environ, problems)
-    launcher.agree(values, environ, origins, problems)
+    values["num_processes"], origins["num_processes"] = launcher.processes(from_file, path, environ, errors)
+    launcher.agree(values, environ, origins, errors)
 
 
 def _add_variables(values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str]) -> None:
@@ -70,7 +68,7 @@ def _add_variables(values: dict[str, Any], origins: dict[str, str], environ: Map
             values[name], origins[name] = environ[variable], variable
 
 
-def _refuse_idle(settings: Settings, origins: dict[str, str], problems: list[str]) -> Settings:
+def _refuse_idle(settings: Settings, origins: dict[str, str], errors: list[str]) -> Settings:
     """Refuses settings that would not act. What the config says of a technique that a flag turns off is dropped."""
     dropped = {}
     for name, need in idle(settings, origins):
@@ -78,7 +76,7 @@ def _refuse_idle(settings: Settings, origins: dict[str, str], problems: list[str
             dropped[name] = FIELDS[name].default
             origins[name] = f"default: {settings.config}'s goes with --{need.beside}"
         else:
-            problems.append(without_effect(name, need, settings, origins))
+            errors.append(without_effect(name, need, settings, origins))
     return dataclasses.replace(settings, **dropped)
 
 
@@ -88,7 +86,7 @@ def _made_name(settings: Settings) -> str:
     return "-".join(label for label in labels if label)
 
 
-def _derive(settings: Settings, origins: dict[str, str], problems: list[str]) -> Settings:
+def _derive(settings: Settings, origins: dict[str, str], errors: list[str]) -> Settings:
     """Fills in what follows from the other settings."""
     changes: dict[str, Any] = {
         "micro_batch_size": settings.global_batch_size
@@ -98,11 +96,11 @@ def _derive(settings: Settings, origins: dict[str, str], problems: list[str]) ->
         changes["dataset_name"] = STDLIB
     name = settings.run_name or _made_name(settings)
     if not re.fullmatch(r"[\w.+=-]+", name):
-        problems.append(f"--run_name {name!r}: letters, digits and . _ - + = only, since it names a folder")
+        errors.append(f"--run_name {name!r}: letters, digits and . _ - + = only, since it names a folder")
     changes["run_name"] = name
     changes["output_dir"] = settings.output_dir or str(Path("runs") / name)
     if any(path.is_file() for path in (Path(changes["output_dir"]), *Path(changes["output_dir"]).parents)):
-        problems.append(f"--output_dir {changes['output_dir']}: a file stands in the way; name a folder")
+        errors.append(f"--output_dir {changes['output_dir']}: a file stands in the way; name a folder")
     for derived in changes:
         origins.setdefault(derived, "derived")
     for unset in FIELDS:

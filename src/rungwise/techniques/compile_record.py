@@ -52,7 +52,7 @@ class CompileRecord:
         callback.on_compile_end(self._end)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Leaves out what is compiled inside: it is not the training's."""
         from torch._dynamo.utils import graph_break_reasons, guard_failures
 

@@ -69,8 +69,8 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     present = torch.accelerator.current_accelerator(check_available=True)
     if device_type == "cpu" and present is not None:
         # fully_shard makes its mesh of the machine's accelerators, whatever device the model is on.
-        mend = HIDDEN_BY.get(present.type, "it cannot be hidden; use DDP, as in accelerate_configs/ddp_cpu.yaml")
-        found.append(f"FSDP2 on the CPU: it would take this machine's accelerator ({present.type}) instead; {mend}")
+        remedy = HIDDEN_BY.get(present.type, "it cannot be hidden; use DDP, as in accelerate_configs/ddp_cpu.yaml")
+        found.append(f"FSDP2 on the CPU: it would take this machine's accelerator ({present.type}) instead; {remedy}")
     return found
 
 

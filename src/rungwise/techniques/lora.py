@@ -29,7 +29,7 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     try:
         model = empty_model(settings)
     except Exception:
-        # What is wrong with the model itself is said by `model.problems`.
+        # What is wrong with the model itself is said by `model.validate`.
         return []
     try:
         _wrap(model, settings)

@@ -20,7 +20,7 @@ DTYPES = {precision: getattr(torch, name) for precision, name in COMPUTE_DTYPES.
 
 def validate(settings: Settings, device_type: str) -> list[str]:
     """Why fp32 would not be fp32 here."""
-    return float32.problems(settings, device_type)
+    return float32.validate(settings, device_type)
 
 
 def install(settings: Settings, device_type: str) -> None:
@@ -52,7 +52,7 @@ def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
         "gradient_scaler": _scaled(seen.accelerator),
     }
     missing = [*_why_another_dtype(seen), *_why_not_scaled(seen)]
-    return found, missing + float32.problems(seen.settings, seen.accelerator.device.type)
+    return found, missing + float32.validate(seen.settings, seen.accelerator.device.type)
 
 
 def update_evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:

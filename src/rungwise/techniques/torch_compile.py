@@ -119,13 +119,13 @@ def _overwritten_gradients(settings: Settings) -> list[str]:
     from torch._inductor import config, list_mode_options
 
     mode = settings.torch_compile_mode
-    culprit, mend = f"--torch_compile_mode {mode}", "use --torch_compile_mode max-autotune-no-cudagraphs"
+    culprit, remedy = f"--torch_compile_mode {mode}", "use --torch_compile_mode max-autotune-no-cudagraphs"
     options = list_mode_options(mode) if mode != "default" else {}
     if not options.get("triton.cudagraphs"):
         if not config.triton.cudagraphs:
             return []
-        culprit, mend = "the environment variable TORCHINDUCTOR_CUDAGRAPHS=1", "unset it"
+        culprit, remedy = "the environment variable TORCHINDUCTOR_CUDAGRAPHS=1", "unset it"
     return [
         f"{culprit} has the compiler replay CUDA graphs, which overwrite the gradients of "
-        f"{settings.gradient_accumulation_steps} accumulated micro-batches; {mend}, or do not accumulate"
+        f"{settings.gradient_accumulation_steps} accumulated micro-batches; {remedy}, or do not accumulate"
     ]
