@@ -6,7 +6,7 @@ import json
 from rungwise.data import opened, sources, texts
 from rungwise.ladder.ladder import Ladder
 from rungwise.ladder.ladder_file import Rung
-from rungwise.model import model
+from rungwise.model import config
 from rungwise.run.configure import check
 
 import pytest
@@ -39,7 +39,7 @@ def counted(monkeypatch):
         own = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, **kwargs: counts.update([kind]) or own(*args, **kwargs))
 
-    for owner, name, kind in ((sources, "AutoTokenizer", "tokenizer"), (model, "AutoConfig", "config")):
+    for owner, name, kind in ((sources, "AutoTokenizer", "tokenizer"), (config, "AutoConfig", "config")):
         monkeypatch.setattr(owner, name, Counted(getattr(owner, name), lambda kind=kind: counts.update([kind])))
     count(texts, "_open", "text")
     count(texts.datasets, "load_dataset_builder", "builder")

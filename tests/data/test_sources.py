@@ -85,7 +85,7 @@ BAD = {
     "latin-1": (
         "a.txt",
         b"caf\xe9 au lait",
-        "not UTF-8 text (invalid continuation byte); convert or correct it",
+        "(invalid continuation byte); convert or correct the file",
     ),
     "cut in a letter": ("a.txt", b"long enough, cut in a letter \xc3", "not UTF-8 text (unexpected end of data)"),
     "latin-1 JSON": ("a.jsonl", b'{"text": "caf\xe9 au lait"}\n', "not UTF-8 text"),

@@ -243,7 +243,7 @@ def test_a_run_from_weights_of_another_model(tmp_path, capsys):
     flags = ["--config", "accelerate_configs/fp32_cpu.yaml", "--output_dir", str(tmp_path / "run"), *TINY[2:]]
     flags += ["--model_name_or_path", settings.model_name_or_path, "--max_steps", "3", "--untimed_steps", "2"]
     with pytest.raises(SystemExit) as ended:
-        ablate.main([*flags, "--nonsense"])
+        ablate.main([*flags, "--warmup_steps", "2"])
     errors = capsys.readouterr().err
     assert ended.value.code == 2 and "2 problems with this call" in errors and "lm_head.weight" in errors
     assert "Traceback" not in errors and not (tmp_path / "run").exists()

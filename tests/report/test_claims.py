@@ -280,3 +280,12 @@ def test_a_new_techniques_claim_is_one_entry(monkeypatch):
         (("c", "b"), "SKIP", "bound 3"),
     ]
     assert [check.measured for check in checks] == ["a to b", "c to b; not asked, since it is the first"]
+
+
+@pytest.mark.parametrize("state, verdict", [(19.9, "PASS"), (20.1, "FAIL"), (None, "SKIP")])
+def test_adafactors_state_is_held_against_adamws(state, verdict):
+    adamw, adafactor = rung("adamw", optim="adamw_torch"), rung("adafactor", optim="adafactor")
+    adafactor.rounds[0]["memory"]["optimizer_state_mib"] = state
+    [check] = [check for check in run_checks([adamw, adafactor]) if check.claim == "adafactor keeps little state"]
+    assert (check.rungs, check.verdict) == (("adamw", "adafactor"), verdict)
+    assert not [check for check in run_checks([adamw]) if check.claim == "adafactor keeps little state"]

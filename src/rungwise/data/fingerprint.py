@@ -11,9 +11,10 @@ from typing import Any
 from ..model.model import load_config
 from ..model.probe import vocab_size
 from ..settings.fields import Settings
+from ..settings.needs import SYNTHETIC
 from .loader import SYNTHETIC_ROWS
 from .opened import OpenedData, Opening, open_data
-from .sources import SYNTHETIC, Source, readable, sources, training_source, validation_source
+from .sources import Source, readable, sources, training_source, validation_source
 from .texts import Located, locate, split_of
 
 CHUNK = 2**20

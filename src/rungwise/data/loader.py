@@ -16,10 +16,11 @@ from transformers import default_data_collator
 
 from ..errors import SettingsError
 from ..settings.fields import Settings
+from ..settings.needs import SYNTHETIC
 from .opened import Inputs, OpenedData
 from .packing import count_tokens, end_token, map_rows, stream_rows
 from .sampling import EpochSampler, PaddedEvalRows, Row, StreamingRows, labels_of
-from .sources import SYNTHETIC, Source, readable, too_few_tokens, training_source, validation_source
+from .sources import Source, readable, too_few_tokens, training_source, validation_source
 
 SYNTHETIC_ROWS = 256
 

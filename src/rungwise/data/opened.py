@@ -10,7 +10,8 @@ from ..errors import SettingsError
 from ..model.model import load_config
 from ..model.probe import vocab_size
 from ..settings.fields import FIELDS, Settings
-from .sources import SYNTHETIC, Source, load_tokenizer, sources
+from ..settings.needs import SYNTHETIC
+from .sources import Source, load_tokenizer, sources
 from .texts import Text, load_text
 
 

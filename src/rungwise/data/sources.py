@@ -13,9 +13,6 @@ from ..errors import SettingsError
 from ..settings.fields import Settings
 from .files import Unreadable
 
-STDLIB = "python-stdlib"
-SYNTHETIC = "synthetic"
-
 
 @dataclass(frozen=True)
 class Source:

@@ -16,10 +16,11 @@ from datasets.utils.info_utils import is_small_dataset
 
 from ..errors import SettingsError
 from ..settings.fields import Settings
+from ..settings.needs import STDLIB
 from . import columns
 from .files import PEEKED_ROWS, TEXT, Form, schema_of, texts_of, values_of
 from .forms import OWN_READERS, form_of
-from .sources import STDLIB, Source, check_cache, readable, too_few_tokens
+from .sources import Source, check_cache, readable, too_few_tokens
 
 # Whether a document ends with a text; without this column, one ends with each.
 ENDS = "ends"

@@ -31,7 +31,7 @@ def validate(settings: Settings, load: Callable[[Settings], PreTrainedConfig] = 
         return [f"{_named(settings)}: {reason}"]
     found = switched(config, settings)
     try:
-        model = empty_model(settings)
+        model = empty_model(settings, config)
     except Exception as error:
         # As above.
         return [*found, _why_unbuilt(config, settings, error)]
@@ -93,14 +93,14 @@ def _named(settings: Settings) -> str:
     return " ".join(f"--{name} {value}" for name in named if (value := getattr(settings, name)))
 
 
-def empty_model(settings: Settings) -> PreTrainedModel:
+def empty_model(settings: Settings, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """The model as `build_model` makes it, but on the meta device: names and shapes without storage.
 
     Raises:
         Exception: whatever the model's class has against its config.
     """
     with torch.device("meta"), quiet():
-        return AutoModelForCausalLM.from_config(load_config(settings), **_arguments(settings))
+        return AutoModelForCausalLM.from_config(_own(settings, config), **_arguments(settings))
 
 
 def build_model(settings: Settings, config: PreTrainedConfig | None = None) -> PreTrainedModel:
@@ -116,12 +116,11 @@ def build_model(settings: Settings, config: PreTrainedConfig | None = None) -> P
     if not sys.stderr.isatty():
         # A bar of loaded weights is for a person who waits; in a log file it is noise.
         logging.disable_progress_bar()
-    # The model keeps its config and changes it; the one that was opened stays as it is.
-    config = copy.deepcopy(config) if config else load_config(settings)
+    config = _own(settings, config)
     arguments = {"dtype": getattr(torch, settings.dtype), **_arguments(settings)}
     if settings.model_name_or_path:
         try:
-            found = _check_weights(empty_model(settings), settings)
+            found = _check_weights(empty_model(settings, config), settings)
         except ValueError as error:
             raise SettingsError([f"{_named(settings)}: {error}"]) from error
         model = AutoModelForCausalLM.from_pretrained(
@@ -136,6 +135,11 @@ def build_model(settings: Settings, config: PreTrainedConfig | None = None) -> P
         model = AutoModelForCausalLM.from_config(config, **arguments)
     model.loss_function = CausalLMLoss()
     return model
+
+
+def _own(settings: Settings, config: PreTrainedConfig | None) -> PreTrainedConfig:
+    """A config for a model, which keeps and changes it: a copy of the one that was opened, or else loaded."""
+    return copy.deepcopy(config) if config else load_config(settings)
 
 
 def _arguments(settings: Settings) -> dict[str, Any]:

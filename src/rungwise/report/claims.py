@@ -154,6 +154,16 @@ PAIR_CLAIMS = (
     # Shards are padded to equal sizes.
     PairClaim("sharding divides what it shards", "fsdp", ON, DIVIDES, 0.05, (), several_processes),
     PairClaim("sharded training equals replicas", "fsdp", ON, FOLLOWS, EQUALS, (dropout,), several_processes),
+    # Of a matrix it keeps one number a row and a column, where AdamW keeps two an element.
+    PairClaim(
+        "adafactor keeps little state",
+        "optim",
+        becomes("adamw_torch", "adafactor"),
+        measures.smaller_state,
+        0.10,
+        (),
+        lambda rung: rung.settings.get("optim") == "adafactor",
+    ),
     PairClaim("bf16 follows fp32", "mixed_precision", BF16, FOLLOWS, FOLLOWS_FP32),
     PairClaim("fp16 follows fp32", "mixed_precision", FP16, FOLLOWS, FOLLOWS_FP32),
 )

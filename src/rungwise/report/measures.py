@@ -33,6 +33,16 @@ def saved_memory(before: RungResult, after: RungResult, least: float) -> Finding
     return Finding(verdict(saved >= least), text, bound)
 
 
+def smaller_state(before: RungResult, after: RungResult, most: float) -> Finding:
+    """What share of the optimizer's state is left; at most `most` passes."""
+    bound = f"at most {most:.0%} of it"
+    sizes = [rung.memory("optimizer_state_mib") for rung in (before, after)]
+    if not all(size is not None for size in sizes) or not sizes[0]:
+        return Finding("SKIP", "memory was not measured", bound)
+    text = f"optimizer state {sizes[0]:,.1f} to {sizes[1]:,.1f} MiB, {sizes[1] / sizes[0]:.1%} of it"
+    return Finding(verdict(sizes[1] <= most * sizes[0]), text, bound)
+
+
 def added_time(before: RungResult, after: RungResult, most: float) -> Finding:
     """By what share the step is longer; at most `most` passes.
 
