@@ -109,7 +109,10 @@ class Settings:
         saves_memory="add --gradient_checkpointing",
     )
     gradient_checkpointing_kwargs: dict[str, Any] | None = flag(
-        None, "techniques", "JSON with use_reentrant, every_n_layers, offload", needs=[needs.CHECKPOINTING]
+        None,
+        "techniques",
+        "JSON with use_reentrant, every_n_layers, offload",
+        needs=[needs.with_flag("gradient_checkpointing")],
     )
     torch_compile: bool = flag(
         False, "techniques", "compile the model [the config's dynamo_config]", label=naming.compiling

@@ -24,7 +24,8 @@ class Need:
     beside: str | None = None
 
 
-def _with(flag: str, beside: str | None = None) -> Need:
+def with_flag(flag: str, beside: str | None = None) -> Need:
+    """That another flag is given, too."""
     return Need(lambda settings: bool(getattr(settings, flag)), f"without --{flag}; add it, or drop this", beside)
 
 
@@ -43,15 +44,14 @@ def _has_columns(name: str | None) -> bool:
     return Path(name).suffix.lower() not in PLAIN_TEXT or not Path(name).is_file()
 
 
-CHECKPOINTING = _with("gradient_checkpointing")
-COMPILE = _with("torch_compile", beside="torch_compile")
-LORA = _with("use_peft")
-EVALUATION = _with("eval_steps")
-CHECKPOINTS = _with("checkpointing_steps")
+COMPILE = with_flag("torch_compile", beside="torch_compile")
+LORA = with_flag("use_peft")
+EVALUATION = with_flag("eval_steps")
+CHECKPOINTS = with_flag("checkpointing_steps")
 FSDP = Need(
     lambda s: s.fsdp, "without FSDP, which the config asks for; take accelerate_configs/fsdp2.yaml, or drop this"
 )
-WEIGHTS = _with("model_name_or_path")
+WEIGHTS = with_flag("model_name_or_path")
 RANDOM_WEIGHTS = Need(
     lambda s: not s.model_name_or_path, "beside --model_name_or_path, whose weights bring their own config; drop one"
 )
