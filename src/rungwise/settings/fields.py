@@ -8,6 +8,7 @@ from typing import Any
 from . import naming, needs
 from .choices import COMPILE_MODES, COMPUTE_DTYPES, DTYPES, OPTIMIZERS, SCHEDULERS, compute_precision
 from .metadata import derived, flag
+from .needs import with_flag
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,7 @@ class Settings:
         saves_memory="add --gradient_checkpointing",
     )
     gradient_checkpointing_kwargs: dict[str, Any] | None = flag(
-        None,
-        "techniques",
-        "JSON with use_reentrant, every_n_layers, offload",
-        needs=[needs.with_flag("gradient_checkpointing")],
+        None, "techniques", "JSON: use_reentrant, every_n_layers, offload", needs=[with_flag("gradient_checkpointing")]
     )
     torch_compile: bool = flag(
         False, "techniques", "compile the model [the config's dynamo_config]", label=naming.compiling
