@@ -289,7 +289,7 @@ def test_a_part_that_is_frozen_by_hand_is_recorded(flags):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_a_fingerprint_is_of_each_bit_in_its_place(dtype, monkeypatch):
-    monkeypatch.setattr("rungwise.techniques.observe.PIECE", 7)
+    monkeypatch.setattr("rungwise.techniques.update_notes.PIECE", 7)
     tensor = torch.arange(50).to(dtype)
     own = fingerprint(tensor)
     assert own == fingerprint(tensor.clone()) == fingerprint(tensor.view(5, 10))

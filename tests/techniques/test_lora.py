@@ -1,6 +1,5 @@
 """LoRA: adapters alone are trained, owned and saved, with every other technique."""
 
-from rungwise.data.loader import build_datasets
 from rungwise.metrics import memory
 from rungwise.model.model import build_model, save_model
 from rungwise.model.shrink import shrink
@@ -12,7 +11,7 @@ from rungwise.techniques.seen import UnavailableTechnique
 import ablate
 import pytest
 import torch
-from harness import LINES, TINY, tiny_settings, train_tiny
+from harness import LINES, TINY, build_datasets, tiny_settings, train_tiny
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 LLAMA = "vocab_size=128,hidden_size=32,intermediate_size=48,num_hidden_layers=2"

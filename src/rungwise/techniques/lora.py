@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import closest
 from ..model.model import empty_model
-from ..settings.fields import Settings
+from ..settings.fields import OWN, Settings
 from .seen import Seen, UnavailableTechnique
 
 FLAG = "--lora_target_modules"
@@ -26,6 +26,9 @@ def validate(settings: Settings, device_type: str) -> list[str]:
         return []
     if importlib.util.find_spec("peft") is None:
         return ["--use_peft: not installed; pip install 'rungwise[peft]'"]
+    if settings.origins.get("model_type") == OWN:
+        # A script's own model is not there yet; `apply` asks it.
+        return []
     try:
         model = empty_model(settings)
     except Exception:
