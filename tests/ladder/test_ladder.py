@@ -163,7 +163,8 @@ def test_a_rungs_own_flag_that_does_not_act_is_left_for_it_to_refuse(tmp_path):
     ],
 )
 def test_a_list_is_understood_where_a_flag_takes_a_list(tmp_path, yaml, typed):
-    [rung] = read_rungs(write(tmp_path, f"rungs: {{a: {yaml}}}"), [], None)
+    text = f"flags: {{config: accelerate_configs/fp32.yaml}}\nrungs: {{a: {yaml}}}"
+    [rung] = read_rungs(write(tmp_path, text), [], None)
     assert typed in rung.arguments
 
 
@@ -361,3 +362,17 @@ def test_rungs_are_not_one_run_of_the_tracker(tmp_path, monkeypatch):
     assert climb(tmp_path / "l", rungs_of("a")) == 130
     assert {name for name, value in given.items() if value == "preset"} == {"WANDB_MODE", "WANDB_API_KEY"}
     assert given["PATH"]
+
+
+def test_a_rung_without_a_config_is_refused_by_its_name(tmp_path):
+    """Whatever else the file says; a config may also be shared, or given on the command line."""
+    path = tmp_path / "bare.yaml"
+    path.write_text(
+        "rungs: {a: {max_steps: 13}, b: {config: accelerate_configs/fp32.yaml}, c: {}}\n", encoding="utf-8"
+    )
+    with pytest.raises(SettingsError) as caught:
+        read_rungs(str(path), [], None)
+    assert [error.split(":")[1].strip() for error in caught.value.errors] == ["a", "c"]
+    assert all("names no config; write config: accelerate_configs/fp32.yaml" in error for error in caught.value.errors)
+    path.write_text("flags: {config: accelerate_configs/bf16.yaml}\nrungs: {a: {max_steps: 13}}\n", encoding="utf-8")
+    assert [rung.config for rung in read_rungs(str(path), [], None)] == ["accelerate_configs/bf16.yaml"]

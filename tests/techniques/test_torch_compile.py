@@ -159,6 +159,15 @@ def record(model, cache, **changes):
     return made
 
 
+@pytest.mark.parametrize("mode", COMPILE_MODES)
+def test_a_mode_that_does_nothing_on_a_cpu_is_refused_there(mode, with_triton):
+    """`reduce-overhead` is CUDA graphs alone; under its name the default's code would run."""
+    settings = tiny_settings("--torch_compile", "--torch_compile_mode", mode)
+    found = torch_compile.validate(settings, "cpu")
+    assert len(found) == (mode == "reduce-overhead") and all("has no effect on the CPU" in error for error in found)
+    assert torch_compile.validate(settings, "cuda") == []
+
+
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", NO_GRAPHS])
 def test_modes(mode, cache):
     model, rows = Small(), torch.randn(4, 8)
@@ -358,7 +367,8 @@ def test_cuda_graphs_do_not_accumulate(mode, with_triton):
     for problem in found:
         assert f"--torch_compile_mode {mode} has the compiler replay CUDA graphs" in problem
         assert "of 4 accumulated micro-batches; use --torch_compile_mode max-autotune-no-cudagraphs" in problem
-    assert torch_compile.validate(tiny_settings(*flags, "--gradient_accumulation_steps", "4"), "cpu") == []
+    on_cpu = torch_compile.validate(tiny_settings(*flags, "--gradient_accumulation_steps", "4"), "cpu")
+    assert not any("replay CUDA graphs" in error for error in on_cpu)
 
 
 def test_cuda_graphs_by_the_environment_do_not_accumulate_either(with_triton):

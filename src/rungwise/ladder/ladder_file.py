@@ -18,7 +18,9 @@ from ..settings.parse import parse
 
 FILE_KEYS = ("flags", "rungs")
 ONE_PROCESS = "accelerate_configs/one_process.yaml"
-_MENDS = "name a distributed_type, and put gradient_accumulation_steps below deepspeed_config, as in bf16_accum4.yaml"
+_REMEDIES = (
+    "name a distributed_type, and put gradient_accumulation_steps below deepspeed_config, as in bf16_accum4.yaml"
+)
 # What the ladder itself decides for each rung.
 OWN_FLAGS = ("run_name", "group", "output_dir")
 
@@ -52,10 +54,7 @@ class Rung:
 
     @property
     def _stated(self) -> int | None:
-        # Accelerate takes seconds to import: where a rung is to be run, and not where a report is read.
-        from ..settings import accelerate_yaml
-
-        return accelerate_yaml.read(self.config)[0].get("num_processes")
+        return config_file.read(self.config)[0].get("num_processes")
 
     def launch_errors(self) -> list[str]:
         """What keeps Accelerate's launcher from starting as many processes as the file asks for."""
@@ -67,7 +66,7 @@ class Rung:
         try:
             file = load_config_from_file(self.config)
         except (ValueError, TypeError) as error:
-            return [f"{self.config}: Accelerate's launcher does not take it ({error}); {_MENDS}"]
+            return [f"{self.config}: Accelerate's launcher does not take it ({error}); {_REMEDIES}"]
         if file.num_machines > 1:
             return [
                 f"{self.config}: num_machines is {file.num_machines}; a ladder's rungs run on one machine, remove it"
@@ -106,6 +105,12 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     if errors:
         raise SettingsError(errors)
     common = {**shared, **given}
+    bare = [rung for rung, flags in rungs.items() if not {**common, **flags}.get("config")]
+    if bare:
+        raise SettingsError(
+            f"--ladder {path}: {rung}: names no config; write config: accelerate_configs/fp32.yaml, or another"
+            for rung in bare
+        )
     made, dropped = [], []
     for rung, flags in rungs.items():
         named = {**common, **flags, "run_name": rung, "group": group}

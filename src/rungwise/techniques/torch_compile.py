@@ -26,9 +26,15 @@ def validate(settings: Settings, device_type: str) -> list[str]:
         return []
     found = []
     if device_type == "cpu":
-        from torch._inductor import config, exc
+        from torch._inductor import config, exc, list_mode_options
         from torch._inductor.cpp_builder import get_cpp_compiler
 
+        mode = settings.torch_compile_mode
+        if mode != "default" and set(list_mode_options(mode)) == {"triton.cudagraphs"}:
+            found.append(
+                f"--torch_compile_mode {mode} has no effect on the CPU: it is CUDA graphs, and nothing more; "
+                "use default or max-autotune"
+            )
         try:
             get_cpp_compiler()
         except (exc.InvalidCxxCompiler, RuntimeError):
