@@ -5,7 +5,7 @@ from rungwise.model.model import build_model, save_model
 from rungwise.model.shrink import shrink
 from rungwise.result_file import read_result
 from rungwise.settings.parse import parse
-from rungwise.techniques import lora
+from rungwise.techniques import fsdp, lora
 from rungwise.techniques.seen import UnavailableTechnique
 
 import ablate
@@ -153,7 +153,8 @@ def test_problems(monkeypatch):
 
     assert "has no effect without --use_peft" in found("--lora_target_modules", "c_attn")[0]
     two = {"WORLD_SIZE": "2"}
-    assert "with FSDP has no recipe" in found("--use_peft", environ=two, config="accelerate_configs/fsdp2.yaml")[0]
+    sharded = parse(["--config", "accelerate_configs/fsdp2.yaml", *TINY, "--use_peft"], two)[0]
+    assert "with FSDP has no recipe" in fsdp.validate(sharded, "cpu")[0]
     monkeypatch.setattr("rungwise.techniques.lora.importlib.util.find_spec", lambda _: None)
     assert lora.validate(tiny_settings("--use_peft"), "cpu") == [
         "--use_peft: not installed; pip install 'rungwise[peft]'"

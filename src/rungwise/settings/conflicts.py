@@ -48,14 +48,6 @@ def _data(settings: Settings) -> Iterator[str]:
 
 
 def _techniques(settings: Settings) -> Iterator[str]:
-    if settings.fsdp and settings.use_peft:
-        yield "--use_peft with FSDP has no recipe here; use DDP, as in accelerate_configs/ddp.yaml"
-    if settings.fsdp and settings.num_processes == 1:
-        yield (
-            f"{settings.config} asks for FSDP, which shards over processes, and 1 started; launch with "
-            f"`accelerate launch --config_file {settings.config} --num_processes 2 ...`, or, for a ladder, write "
-            "num_processes: 2 into the file"
-        )
     if (settings.gradient_checkpointing_kwargs or {}).get("use_reentrant") and settings.num_processes > 1:
         yield "use_reentrant: true fails with several processes; leave it out"
 

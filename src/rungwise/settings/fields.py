@@ -106,7 +106,7 @@ class Settings:
         False,
         "techniques",
         "recompute each block in backward, keep its input alone",
-        label=naming.checkpointing,
+        label=naming.when("gradient_checkpointing", "ckpt"),
         saves_memory="add --gradient_checkpointing",
     )
     gradient_checkpointing_kwargs: dict[str, Any] | None = flag(
@@ -148,19 +148,17 @@ class Settings:
         label=naming.budget,
     )
     eager_run: str | None = flag(
-        None,
-        "techniques",
-        "folder of a finished eager run: when has compiling paid?",
-        needs=[needs.COMPILE],
-        identity=False,
+        None, "techniques", "folder of an eager run: when has compiling paid?", needs=[needs.COMPILE], identity=False
     )
     fsdp_reshard_after_forward: bool = flag(
         True,
         "techniques",
         "FSDP2: free gathered parameters after forward and gather again in backward [the config's]",
-        needs=[needs.FSDP],
+        needs=[needs.in_config("fsdp", "FSDP", "accelerate_configs/fsdp2.yaml")],
     )
-    use_peft: bool = flag(False, "techniques", "train LoRA adapters alone, by the peft package", label=naming.lora)
+    use_peft: bool = flag(
+        False, "techniques", "train LoRA adapters alone, by peft", label=naming.when("use_peft", "lora{lora_r}")
+    )
     lora_r: int = flag(16, "techniques", "rank of the adapters", least=1, needs=[needs.LORA])
     lora_alpha: int = flag(32, "techniques", "their scale, divided by the rank", least=1, needs=[needs.LORA])
     lora_target_modules: str | None = flag(
@@ -214,16 +212,18 @@ class Settings:
     output_dir: str | None = flag(None, "output", "folder of the run [runs/<run_name>]", identity=False)
 
     mixed_precision: str = derived("no", "no, bf16 or fp16; the config decides", choices=tuple(COMPUTE_DTYPES))
-    fsdp: bool = derived(False, "shard parameters, gradients and optimizer state by FSDP2; the config decides")
+    fsdp: bool = derived(
+        False,
+        "shard parameters, gradients and optimizer state by FSDP2; the config decides",
+        label=naming.when("fsdp", "fsdp2"),
+    )
     fsdp_state_dict_type: str = derived(
         "FULL_STATE_DICT", "FSDP2: a checkpoint is written whole by one process, or SHARDED by all; the config decides"
     )
     fsdp_transformer_layer_cls_to_wrap: str | None = derived(
         None, "FSDP2: classes of the blocks that are gathered by themselves [the model's own]; the config decides"
     )
-    fsdp_cpu_ram_efficient_loading: bool = derived(
-        False, "FSDP2: one process loads weights for all; none does here, whatever the config says"
-    )
+    fsdp_cpu_ram_efficient_loading: bool = derived(False, "FSDP2: one process loads weights for all; none does here")
     use_cpu: bool = derived(False, "train on the CPU even where there is an accelerator; the config decides")
     num_processes: int = derived(1, "processes, as launched", label=naming.processes)
     micro_batch_size: int = derived(16, "rows a process runs forward and backward at a time", identity=False)

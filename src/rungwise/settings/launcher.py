@@ -19,6 +19,12 @@ def processes(
             f"`accelerate launch --config_file {path} ...` or `torchrun --nproc_per_node {stated} ...`, "
             "or correct the file (for several processes on a CPU the launcher needs distributed_type: MULTI_GPU)"
         )
+    if from_file.get("fsdp") and launched == 1:
+        errors.append(
+            f"{path} asks for FSDP, which shards over processes, and 1 started; launch with "
+            f"`accelerate launch --config_file {path} --num_processes 2 ...`, or, for a ladder, write "
+            "num_processes: 2 into the file"
+        )
     return launched, "launcher"
 
 

@@ -10,6 +10,11 @@ def model(field: str) -> Callable[[Any], str]:
     return lambda s: re.sub(r"[^\w.+=-]+", "-", (getattr(s, field) or "").rstrip("/").split("/")[-1])
 
 
+def when(field: str, name: str) -> Callable[[Any], str]:
+    """A name for a setting that is on; it may hold settings in braces, as in `lora{lora_r}`."""
+    return lambda s: name.format(**vars(s)) if getattr(s, field) else ""
+
+
 def precision(s: Any) -> str:
     name = "fp32" if s.precision == "no" else s.precision
     return name if s.dtype == "float32" else f"pure_{name}"
@@ -17,10 +22,6 @@ def precision(s: Any) -> str:
 
 def accumulation(s: Any) -> str:
     return f"accum{s.gradient_accumulation_steps}" if s.gradient_accumulation_steps > 1 else ""
-
-
-def checkpointing(s: Any) -> str:
-    return "ckpt" if s.gradient_checkpointing else ""
 
 
 def compiling(s: Any) -> str:
@@ -36,10 +37,5 @@ def budget(s: Any) -> str:
     return f"budget{s.activation_memory_budget:g}" if s.torch_compile and s.activation_memory_budget != 1 else ""
 
 
-def lora(s: Any) -> str:
-    return f"lora{s.lora_r}" if s.use_peft else ""
-
-
 def processes(s: Any) -> str:
-    sharded = "fsdp2-" if s.fsdp else ""
-    return f"{sharded}x{s.num_processes}" if s.num_processes > 1 else ""
+    return f"x{s.num_processes}" if s.num_processes > 1 else ""

@@ -29,6 +29,14 @@ def with_flag(flag: str, beside: str | None = None) -> Need:
     return Need(lambda settings: bool(getattr(settings, flag)), f"without --{flag}; add it, or drop this", beside)
 
 
+def in_config(setting: str, name: str, config: str) -> Need:
+    """That the config asks for something, as this one does."""
+    return Need(
+        lambda settings: getattr(settings, setting),
+        f"without {name}, which the config asks for; take {config}, or drop this",
+    )
+
+
 def _data(settings: Any) -> str:
     return settings.train_file or settings.dataset_name or STDLIB
 
@@ -48,9 +56,6 @@ COMPILE = with_flag("torch_compile", beside="torch_compile")
 LORA = with_flag("use_peft")
 EVALUATION = with_flag("eval_steps")
 CHECKPOINTS = with_flag("checkpointing_steps")
-FSDP = Need(
-    lambda s: s.fsdp, "without FSDP, which the config asks for; take accelerate_configs/fsdp2.yaml, or drop this"
-)
 WEIGHTS = with_flag("model_name_or_path")
 RANDOM_WEIGHTS = Need(
     lambda s: not s.model_name_or_path, "beside --model_name_or_path, whose weights bring their own config; drop one"

@@ -59,6 +59,8 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     if not settings.fsdp:
         return []
     found = []
+    if settings.use_peft:
+        found.append("--use_peft with FSDP has no recipe here; use DDP, as in accelerate_configs/ddp.yaml")
     if settings.torch_compile and settings.torch_compile_scope == "model":
         found.append(
             "--torch_compile of the whole model under FSDP2: its graph breaks at every block, which FSDP2 gathers "
