@@ -12,8 +12,9 @@ from typing import Any
 
 from rungwise.data import loader
 from rungwise.data.loader import build_dataloader
-from rungwise.data.opened import Opening, open_data, open_inputs
+from rungwise.data.opened import Inputs, Opening, open_data
 from rungwise.data.sampling import EpochSampler, Row, StreamingRows
+from rungwise.errors import SettingsError
 from rungwise.loop import Step, train
 from rungwise.metrics.memory import local
 from rungwise.metrics.throughput import StepMeter
@@ -54,6 +55,15 @@ def file_settings(path: str | Path, *flags: str, **changes: Any) -> Settings:
     """Settings of a tiny run on a file, 4 tokens a row."""
     flags = ("--block_size", "4", "--dataset_name", str(path), *flags)
     return tiny_settings(*flags, dataset_name=None, train_file=str(path), **changes)
+
+
+def open_inputs(settings: Settings) -> Inputs:
+    """All that a run reads, opened for it alone; raises SettingsError if some data cannot be, as the commands do."""
+    opening = Opening()
+    data, errors = open_data(settings, opening)
+    if errors:
+        raise SettingsError(errors)
+    return Inputs(opening.config(settings), data)
 
 
 def build_datasets(settings: Settings) -> tuple[Dataset | StreamingRows, Sequence[Row] | None]:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from rungwise.data import fingerprint, loader, texts
 from rungwise.data.fingerprint import describe, fingerprints
-from rungwise.data.opened import open_inputs
 
 import pytest
-from harness import LINES, file_settings, tiny_settings
+from harness import LINES, file_settings, open_inputs, tiny_settings
 
 TEXT = "some lines\nof text\nthat fill a row or two\n"
 

@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 
 from rungwise.data import loader
-from rungwise.data.opened import open_inputs
 from rungwise.data.packing import encoder, map_rows, packer, padder, stream_rows
 from rungwise.data.sources import Source, load_tokenizer
 from rungwise.data.texts import load_text, stdlib_files
@@ -17,7 +16,16 @@ from rungwise.settings.parse import parse
 import numpy as np
 import pytest
 import torch
-from harness import ENVIRONMENT, ROOT, build_dataset, data_errors, file_settings, tiny_settings, word_tokenizer
+from harness import (
+    ENVIRONMENT,
+    ROOT,
+    build_dataset,
+    data_errors,
+    file_settings,
+    open_inputs,
+    tiny_settings,
+    word_tokenizer,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase

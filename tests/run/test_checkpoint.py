@@ -10,7 +10,6 @@ from pathlib import Path
 from rungwise.data import loader
 from rungwise.data.fingerprint import describe
 from rungwise.data.loader import build_dataloader
-from rungwise.data.opened import open_inputs
 from rungwise.errors import SettingsError
 from rungwise.loop import Step
 from rungwise.run import checkpoint
@@ -21,7 +20,7 @@ import ablate
 import pytest
 import torch
 from commands import ablate_here
-from harness import LINES, MODEL, TINY, build_datasets, file_settings, largest_difference, tiny_settings
+from harness import LINES, MODEL, TINY, build_datasets, file_settings, largest_difference, open_inputs, tiny_settings
 from safetensors.torch import load_file
 
 DROPOUT = f"{MODEL},resid_pdrop=0.1,attn_pdrop=0.1"

@@ -110,16 +110,3 @@ def _no_end(data: OpenedData, settings: Settings) -> list[str]:
         return []
     why = "this tokenizer has no end of text" if data.tokenizer else "there is no tokenizer with an end of text"
     return [f"--append_eos has no effect: {why}; drop it"]
-
-
-def open_inputs(settings: Settings, opening: Opening | None = None) -> Inputs:
-    """Opens all that a run reads.
-
-    Raises:
-        SettingsError: some data cannot be opened. Or what `load_config` raises.
-    """
-    opening = opening or Opening()
-    data, errors = open_data(settings, opening)
-    if errors:
-        raise SettingsError(errors)
-    return Inputs(opening.config(settings), data)
