@@ -1,0 +1,95 @@
+"""The settings of the techniques: which are asked for, and how each is to act."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import naming, needs
+from .choices import COMPILE_MODES, OPTIMIZERS
+from .input_fields import InputFields
+from .metadata import derived, flag
+from .needs import with_flag
+
+
+@dataclass(frozen=True)
+class TechniqueFields(InputFields):
+    """What is done to save memory or time, beside precision and accumulation, which the config decides."""
+
+    gradient_checkpointing: bool = flag(
+        False,
+        "techniques",
+        "recompute each block in backward, keep its input alone",
+        label=naming.when("gradient_checkpointing", "ckpt"),
+        saves_memory="add --gradient_checkpointing",
+    )
+    gradient_checkpointing_kwargs: dict[str, Any] | None = flag(
+        None, "techniques", "JSON: use_reentrant, every_n_layers, offload", needs=[with_flag("gradient_checkpointing")]
+    )
+    torch_compile: bool = flag(
+        False, "techniques", "compile the model [the config's dynamo_config]", label=naming.compiling
+    )
+    torch_compile_mode: str = flag(
+        "default",
+        "techniques",
+        "how much the compiler tries",
+        choices=COMPILE_MODES,
+        needs=[needs.COMPILE],
+        label=naming.mode,
+    )
+    torch_compile_scope: str = flag(
+        "model",
+        "techniques",
+        "the whole model, or its repeated block once",
+        choices=("model", "regional"),
+        needs=[needs.COMPILE],
+    )
+    torch_compile_cache_dir: str | None = flag(
+        None,
+        "techniques",
+        "keep the compiler's cache here: a warm start the next time [a fresh cache each run]",
+        needs=[needs.COMPILE],
+        identity=False,
+    )
+    activation_memory_budget: float = flag(
+        1.0,
+        "techniques",
+        "activations that compiled code keeps: 1 as the compiler likes, 0 recomputes all",
+        least=0,
+        most=1,
+        needs=[needs.COMPILE],
+        off=1.0,
+        label=naming.budget,
+    )
+    eager_run: str | None = flag(
+        None, "techniques", "folder of an eager run: when has compiling paid?", needs=[needs.COMPILE], identity=False
+    )
+    fsdp: bool = derived(
+        False,
+        "shard parameters, gradients and optimizer state by FSDP2; the config decides",
+        label=naming.when("fsdp", "fsdp2"),
+    )
+    fsdp_state_dict_type: str = derived(
+        "FULL_STATE_DICT", "FSDP2: a checkpoint is written whole by one process, or SHARDED by all; the config decides"
+    )
+    fsdp_transformer_layer_cls_to_wrap: str | None = derived(
+        None, "FSDP2: classes of the blocks that are gathered by themselves [the model's own]; the config decides"
+    )
+    fsdp_cpu_ram_efficient_loading: bool = derived(False, "FSDP2: one process loads weights for all; none does here")
+    fsdp_reshard_after_forward: bool = flag(
+        True,
+        "techniques",
+        "FSDP2: free gathered parameters after forward and gather again in backward [the config's]",
+        needs=[needs.in_config("fsdp", "FSDP", "accelerate_configs/fsdp2.yaml")],
+    )
+    use_peft: bool = flag(
+        False, "techniques", "train LoRA adapters alone, by peft", label=naming.when("use_peft", "lora{lora_r}")
+    )
+    lora_r: int = flag(16, "techniques", "rank of the adapters", least=1, needs=[needs.LORA])
+    lora_alpha: int = flag(32, "techniques", "their scale, divided by the rank", least=1, needs=[needs.LORA])
+    lora_target_modules: str | None = flag(
+        None,
+        "techniques",
+        "layers that get adapters, as in q_proj,v_proj [peft's for the family, else all linear]",
+        many=True,
+        needs=[needs.LORA],
+    )
+    optim: str = flag("adamw_torch", "techniques", "optimizer", choices=OPTIMIZERS)
