@@ -61,11 +61,13 @@ PADDED = ("--dataset_name", LINES, "--packing", "false")
 STREAMED = (*PADDED, "--streaming")
 ACCUMULATED = ("--gradient_accumulation_steps", "4")
 CHECKPOINTED = ("--gradient_checkpointing",)
+FUSED = ("--fused_activation", "--linear_cross_entropy")
 for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
     train(f"{engine}", config=config)
     train(f"{engine}-accum4", *ACCUMULATED, config=config)
     train(f"{engine}-accum4-each", *ACCUMULATED, "--sync_each_batch", config=config)
     train(f"{engine}-accum4-ckpt", *ACCUMULATED, *CHECKPOINTED, config=config)
+    train(f"{engine}-accum4-ckpt-fused", *ACCUMULATED, *CHECKPOINTED, *FUSED, config=config)
     train(f"{engine}-ragged-accum2", "--gradient_accumulation_steps", "2", config=config, dataset=ragged_rows())
     train(f"{engine}-padded", *PADDED, config=config)
     train(f"{engine}-streamed-accum4", *STREAMED, *ACCUMULATED, config=config)
@@ -79,6 +81,7 @@ for precision in ("bf16", "fp16"):
     loss = trained.prepared(input_ids=row, labels=row).loss
     saved[f"fsdp2-{precision}"] |= {"between_blocks": between, "loss_dtype": loss.dtype}
 train("ddp-bf16", config=DDP, mixed_precision="bf16")
+train("fsdp2-bf16-fused", *FUSED, config=FSDP, mixed_precision="bf16")
 
 
 def checkpoint(key, **changes):

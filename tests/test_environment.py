@@ -150,6 +150,42 @@ def test_what_forbids_tf32_goes_before_what_allows_it(monkeypatch):
         assert float32.validate(tiny_settings(), "cuda") == []
 
 
+@contextlib.contextmanager
+def asked_for_tf32(monkeypatch, capability=(8, 0)):
+    """A machine with a GPU of this capability, as far as it is asked before a run."""
+    monkeypatch.setattr("rungwise.techniques.device_type", lambda settings: "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    yield [*FP32, "--tf32"]
+    float32.set_tf32(False)
+
+
+def test_tf32_by_its_flag_is_a_setting_and_no_part_of_the_environment(monkeypatch):
+    with asked_for_tf32(monkeypatch) as call:
+        assert check(call)[1] == [] and float32.products("cuda") == "ieee"
+        float32.set_tf32(True)
+        assert float32.products("cuda") == "tf32" and float32.products_without_flag("cuda") == "ieee"
+        assert check(FP32)[1] == []
+        float32.set_tf32(False)
+        assert float32.products("cuda") == "ieee"
+
+
+def test_tf32_that_cannot_act_is_refused(monkeypatch):
+    assert check([*FP32, "--tf32"])[1] == [
+        "--tf32 acts on NVIDIA GPUs alone, and this run is on another device; leave it out"
+    ]
+    with asked_for_tf32(monkeypatch, (7, 5)) as call:
+        assert "compute capability 8.0" in check(call)[1][0]
+    with asked_for_tf32(monkeypatch) as call:
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+        assert "NVIDIA_TF32_OVERRIDE=0 forbids it; unset it" in check(call)[1][0]
+
+
+def test_a_label_of_tf32_without_the_thing_is_missed():
+    trained = train_tiny(tiny_settings("--max_steps", "4"), claims={"tf32": True})
+    with pytest.raises(InactiveTechnique, match="tf32 was asked for, fp32 products are in ieee"):
+        trained.proof.verify(trained.steps[-1])
+
+
 def test_what_is_switched_while_a_run_is_built_is_found_after_its_first_step():
     """A line of a person's own recipe, or of a library."""
     with matmul_precision("medium"):

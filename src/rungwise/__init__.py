@@ -5,6 +5,7 @@ and a mistyped flag are answered before PyTorch is loaded.
 """
 
 import importlib
+import logging
 import os
 from typing import Any
 
@@ -14,6 +15,11 @@ __version__ = "0.1.0"
 # the profiler would announce itself on stderr each time, and the CPU allocator would warn about every older block.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+# Where torchao is installed, Transformers imports it, whether it is used or not: of kernels for other machines, and of
+# its own use of PyTorch, it would say so each time.
+logging.getLogger("torchao").addFilter(lambda record: not record.getMessage().startswith("Failed to load "))
+logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.getMessage())
 
 _HOMES = {
     "configure": "run.configure",

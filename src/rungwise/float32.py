@@ -10,6 +10,27 @@ from .settings.fields import Settings
 ONEDNN = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
 
+# What products would be computed in if nobody had asked for TF32 by its flag.
+_by_themselves: str | None = None
+
+
+def set_tf32(wanted: bool) -> None:
+    """Has CUDA multiply fp32 in TF32, or as it did before this was first asked for."""
+    global _by_themselves
+    matmul = torch.backends.cuda.matmul
+    if wanted and _by_themselves is None:
+        _by_themselves, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    elif not wanted and _by_themselves is not None:
+        matmul.fp32_precision, _by_themselves = _by_themselves, None
+
+
+def products_without_flag(device_type: str) -> str:
+    """`products`, as they would be without `--tf32`: what is a setting is no part of the environment."""
+    if device_type != "cuda" or _by_themselves is None:
+        return products(device_type)
+    return "ieee" if _by_themselves == "none" else _by_themselves
+
+
 def products(device_type: str) -> str:
     """The format that fp32 matrix products are rounded to on a device: ieee (fp32 itself), tf32, bf16 or f16."""
     if device_type == "cuda":
@@ -31,8 +52,10 @@ def exact_convolutions() -> None:
 
 
 def validate(settings: Settings, device_type: str) -> list[str]:
-    """Why an fp32 run would not compute in fp32 here, with what asks for it and how to stop it."""
-    found = products(device_type)
+    """Why an fp32 run would not compute in fp32 here, or not in TF32, with what asks for it and how to stop it."""
+    if settings.tf32:
+        return _why_no_tf32(device_type)
+    found = products_without_flag(device_type)
     if settings.precision != "no" or found == "ieee":
         return []
     remedy, named = "unset it, or train in bf16", os.environ.get
@@ -48,3 +71,13 @@ def validate(settings: Settings, device_type: str) -> list[str]:
         culprit = f"{switch} {found}"
         remedy = "call torch.set_float32_matmul_precision('highest') in the script, or train in bf16"
     return [f"fp32 was asked for, and {culprit} has fp32 matrix products computed in {found}; {remedy}"]
+
+
+def _why_no_tf32(device_type: str) -> list[str]:
+    if device_type != "cuda":
+        return ["--tf32 acts on NVIDIA GPUs alone, and this run is on another device; leave it out"]
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        return ["--tf32 was asked for, and NVIDIA_TF32_OVERRIDE=0 forbids it; unset it, or leave the flag out"]
+    if torch.cuda.get_device_capability()[0] < 8:
+        return ["--tf32 needs a GPU of compute capability 8.0 or more, as an A100; leave it out"]
+    return []

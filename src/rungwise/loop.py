@@ -79,7 +79,7 @@ def train(
     batches = iter(batches)
     accumulation = accelerator.gradient_accumulation_steps
     for number in range(first_step, max_steps + 1):
-        learning_rate = scheduler.get_last_lr()[0]
+        learning_rate = float(scheduler.get_last_lr()[0])  # torchao's optimizers keep a tensor
         loss_scale = accelerator.scaler.get_scale() if accelerator.scaler else None
         with meter.step() as time:
             window = list(islice(batches, accumulation))

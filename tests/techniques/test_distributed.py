@@ -24,7 +24,7 @@ from harness import (
 # fp32 sums the same numbers in another order.
 SAME_WEIGHTS = 1e-7
 STEPS = 6
-EQUAL = ["", "-accum4", "-accum4-each", "-accum4-ckpt", "-ragged-accum2"]
+EQUAL = ["", "-accum4", "-accum4-each", "-accum4-ckpt", "-accum4-ckpt-fused", "-ragged-accum2"]
 EQUAL += ["-padded", "-streamed-accum4"]
 # Padded, too.
 STREAMED = ("--dataset_name", LINES, "--packing", "false", "--streaming")
@@ -100,7 +100,10 @@ def test_what_was_asked_for_was_there(two_ranks):
         assert run["evidence"]["engine"] == ("FSDP2" if key.startswith("fsdp2") else "DDP"), key
         assert run["evidence"]["processes"] == 2, key
         assert run["tied"], key
-        assert (run["evidence"]["recomputed_blocks"] > 0) == key.endswith("ckpt"), key
+        assert (run["evidence"]["recomputed_blocks"] > 0) == ("-ckpt" in key), key
+        assert (
+            run["evidence"]["linear_cross_entropy"] == bool(run["evidence"]["fused_activations"]) == ("fused" in key)
+        )
 
 
 @pytest.mark.parametrize("precision, dtype", [("bf16", "bfloat16"), ("fp16", "float16")])
@@ -111,6 +114,13 @@ def test_half_precision_on_shards(two_ranks, one_process, precision, dtype):
     # Two units of rounding of the dtype, relative, as for one process.
     rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11}[precision]
     assert run["steps"][0][0] == pytest.approx(one_process["packed"].losses[0], rel=2 * rounding)
+
+
+def test_the_chunked_loss_takes_the_gathered_head_in_its_own_precision(two_ranks):
+    run, plain = two_ranks["fsdp2-bf16-fused"], two_ranks["fsdp2-bf16"]
+    assert run["evidence"]["loss_products"] == "bfloat16"
+    losses = [[loss for loss, _, _ in found["steps"]] for found in (run, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=2.0**-10)
 
 
 @pytest.mark.parametrize("precision, dtype", [("bf16", "bfloat16"), ("fp16", "float16")])

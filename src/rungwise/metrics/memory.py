@@ -9,12 +9,13 @@ or evaluates, saves and merges after it, has no part in it.
 import itertools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MIB = 2**20
 TIMELINE_POINTS = 500
@@ -27,8 +28,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def tensor_bytes(tensors: Iterator[torch.Tensor]) -> int:
     """Bytes that this process holds of distinct tensors: one that is tied or listed twice counts once."""
-    storages = (local(tensor).untyped_storage() for tensor in tensors)
+    storages = (part.untyped_storage() for tensor in tensors for part in _parts(local(tensor)))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that a tensor is made of: itself, or of a quantized one its codes, its scales and their table."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _parts(getattr(tensor, name))
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -63,7 +73,7 @@ class MemoryMeter:
             with self._counters():
                 yield
             return
-        with _allocations() as changes:
+        with allocations(self.device) as changes:
             yield
         held = _running(changes, held_before=0)
         self._peak, self._live_after_building = max(self._peak, *held), held[-1]
@@ -100,12 +110,11 @@ class MemoryMeter:
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
             held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
-            with _allocations() as changes:
+            with allocations(self.device) as changes:
                 yield
         elif complete:
             held = torch.accelerator.memory_allocated()
-            record = _cuda_allocations() if self.device.type == "cuda" else nullcontext([])
-            with self._counters(), record as changes:
+            with self._counters(), allocations(self.device) as changes:
                 yield
         else:
             yield
@@ -167,9 +176,19 @@ def _running(changes: list[tuple[int, int]], held_before: int) -> list[int]:
     return list(itertools.accumulate((change for _, change in changes), initial=held_before))
 
 
+def allocations(device: torch.device) -> AbstractContextManager[list[tuple[int, int]]]:
+    """What the allocator does inside, once that has ended: (time in ns, bytes taken, or given back as a negative).
+
+    Nothing on accelerators whose allocator keeps no such record.
+    """
+    if device.type == "cpu":
+        return _allocations()
+    return _cuda_allocations() if device.type == "cuda" else nullcontext([])
+
+
 @contextmanager
 def _allocations() -> Iterator[list[tuple[int, int]]]:
-    """The CPU allocator's events while the context is open: (time in ns, bytes taken, or given back as a negative)."""
+    """`allocations` on the CPU, from the profiler's events."""
     changes: list[tuple[int, int]] = []
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield changes
@@ -179,7 +198,7 @@ def _allocations() -> Iterator[list[tuple[int, int]]]:
 
 @contextmanager
 def _cuda_allocations() -> Iterator[list[tuple[int, int]]]:
-    """The same of the CUDA allocator, from the history that PyTorch's memory visualizer is made of."""
+    """`allocations` on CUDA, from the history that PyTorch's memory visualizer is made of."""
     changes: list[tuple[int, int]] = []
     torch.cuda.memory._record_memory_history(context=None, max_entries=1_000_000)
     yield changes

@@ -118,7 +118,7 @@ def _why(config: PreTrainedConfig) -> str:
     return f"{words}; use a causal language model"
 
 
-def _row(model: PreTrainedModel, length: int) -> torch.Tensor:
+def short_row(model: PreTrainedModel, length: int = ROW) -> torch.Tensor:
     """Eight tokens over and over, from the middle of the vocabulary: special ones, as padding, stand at its ends."""
     known = vocab_size(model.config) or model.get_input_embeddings().weight.shape[0]
     device = next(model.parameters()).device
@@ -128,7 +128,7 @@ def _row(model: PreTrainedModel, length: int) -> torch.Tensor:
 def _reads(model: PreTrainedModel, length: int) -> bool:
     try:
         with torch.no_grad():
-            model(input_ids=_row(model, length))
+            model(input_ids=short_row(model, length))
     except Exception:
         # As in `check_causal`.
         return False
@@ -137,10 +137,10 @@ def _reads(model: PreTrainedModel, length: int) -> bool:
 
 def _moved(model: PreTrainedModel, length: int) -> float:
     """The largest move of an earlier logit, relative to the largest logit, when the last token is another one."""
-    row = _row(model, length)
+    row = short_row(model, length)
     other = row.clone()
     other[0, -1] = row[0, -2]
-    with _evaluating(model):
+    with evaluating(model):
         before, after = (_earlier_logits(model, tokens) for tokens in (row, other))
     return float((after - before).abs().max() / before.abs().max())
 
@@ -166,7 +166,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """The model in evaluation mode, eager and without gradients; then as it was, random numbers included."""
     training = {module: module.training for module in model.modules()}
     eager = torch.compiler.set_stance("force_eager") if _compiled(model) else nullcontext()

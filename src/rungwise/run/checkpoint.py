@@ -66,7 +66,8 @@ def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Re
             "tracked": tracked,
             "files": sizes(partial),
         }
-        (partial / STEPS).write_text(json.dumps(content), encoding="utf-8")
+        # A learning rate may be a tensor, as torchao's optimizers keep it.
+        (partial / STEPS).write_text(json.dumps(content, default=float), encoding="utf-8")
         put_in_place(partial, target)
         if record.settings.save_total_limit:
             keep_newest(target.parent, record.settings.save_total_limit)

@@ -121,6 +121,7 @@ class Run:
         self.compiled = compiled
         self.evidence = Evidence(model, optimizer, self.accelerator, settings, compiled)
         if compiled:
+            compiled.leave_out(optimizer)
             self.meter.compilations = lambda: compiled.compilations
 
     def log(self, step: Step) -> None:

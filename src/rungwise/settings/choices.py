@@ -5,7 +5,7 @@ SCHEDULERS += ("inverse_sqrt",)
 # Of the parameters: fp32 master weights, or all of training in bf16.
 DTYPES = ("float32", "bfloat16")
 # As Transformers names them.
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd")
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "adafactor", "sgd")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CHECKPOINTING_KWARGS = {"use_reentrant": bool, "every_n_layers": int, "offload": bool}
 # The dtype, as PyTorch names it, that products are computed in under each precision.

@@ -15,6 +15,11 @@ def when(field: str, name: str) -> Callable[[Any], str]:
     return lambda s: name.format(**vars(s)) if getattr(s, field) else ""
 
 
+def unless(field: str, usual: str) -> Callable[[Any], str]:
+    """The value of a setting, where it is another than the usual one."""
+    return lambda s: "" if getattr(s, field) == usual else getattr(s, field)
+
+
 def precision(s: Any) -> str:
     name = "fp32" if s.precision == "no" else s.precision
     return name if s.dtype == "float32" else f"pure_{name}"

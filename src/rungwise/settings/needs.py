@@ -53,6 +53,9 @@ def _has_columns(name: str | None) -> bool:
 
 
 COMPILE = with_flag("torch_compile", beside="torch_compile")
+FULL_PRECISION = Need(
+    lambda s: s.precision == "no", "on products in {precision}; take accelerate_configs/fp32.yaml, or drop this"
+)
 LORA = with_flag("use_peft")
 EVALUATION = with_flag("eval_steps")
 CHECKPOINTS = with_flag("checkpointing_steps")

@@ -24,6 +24,33 @@ class TechniqueFields(InputFields):
     gradient_checkpointing_kwargs: dict[str, Any] | None = flag(
         None, "techniques", "JSON: use_reentrant, every_n_layers, offload", needs=[with_flag("gradient_checkpointing")]
     )
+    fused_activation: bool = flag(
+        False,
+        "techniques",
+        "activations that are chains of operators, as GPT-2's gelu_new, by one kernel",
+        label=naming.when("fused_activation", "fused"),
+        saves_memory="add --fused_activation",
+    )
+    linear_cross_entropy: bool = flag(
+        False,
+        "techniques",
+        "the loss from hidden states, chunk by chunk, without whole logits; PyTorch 2.13",
+        label=naming.when("linear_cross_entropy", "lce"),
+        saves_memory="add --linear_cross_entropy",
+    )
+    use_liger_kernel: bool = flag(
+        False,
+        "techniques",
+        "on a GPU: Liger's kernels for norms, rotary positions and gated MLPs",
+        label=naming.when("use_liger_kernel", "liger"),
+    )
+    tf32: bool = flag(
+        False,
+        "techniques",
+        "on NVIDIA GPUs: fp32 products in TF32, faster and with 10 bits of mantissa for 23",
+        needs=[needs.FULL_PRECISION],
+        label=naming.when("tf32", "tf32"),
+    )
     torch_compile: bool = flag(
         False, "techniques", "compile the model [the config's dynamo_config]", label=naming.compiling
     )
@@ -92,4 +119,6 @@ class TechniqueFields(InputFields):
         many=True,
         needs=[needs.LORA],
     )
-    optim: str = flag("adamw_torch", "techniques", "optimizer", choices=OPTIMIZERS)
+    optim: str = flag(
+        "adamw_torch", "techniques", "optimizer", choices=OPTIMIZERS, label=naming.unless("optim", "adamw_torch")
+    )

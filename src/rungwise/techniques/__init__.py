@@ -15,15 +15,36 @@ from transformers import PreTrainedModel
 from .. import threads
 from ..device import device_type
 from ..settings.fields import Settings
-from . import fsdp, gradient_accumulation, gradient_checkpointing, lora, mixed_precision, optimizer, torch_compile
+from . import (
+    fsdp,
+    fused_activation,
+    gradient_accumulation,
+    gradient_checkpointing,
+    liger_kernel,
+    linear_cross_entropy,
+    lora,
+    mixed_precision,
+    optimizer,
+    torch_compile,
+)
 from .compile_record import CompileRecord
 from .optimizer import build_optimizer, build_scheduler
 
 __all__ = ["apply_techniques", "build_accelerator", "build_optimizer", "build_scheduler", "validate"]
 
-VALIDATED = (mixed_precision, lora, torch_compile, fsdp)
+VALIDATED = (mixed_precision, lora, liger_kernel, linear_cross_entropy, torch_compile, optimizer, fsdp)
 # Whose evidence shows in the first step, in each step until all is shown, and in the first one that changes a weight.
-FIRST_STEP = (mixed_precision, gradient_checkpointing, torch_compile, gradient_accumulation, optimizer, fsdp)
+FIRST_STEP = (
+    mixed_precision,
+    liger_kernel,
+    fused_activation,
+    linear_cross_entropy,
+    gradient_checkpointing,
+    torch_compile,
+    gradient_accumulation,
+    optimizer,
+    fsdp,
+)
 EACH_STEP = (gradient_accumulation, optimizer)
 CHANGED_WEIGHTS = (fsdp, mixed_precision, lora)
 
@@ -67,13 +88,17 @@ def apply_techniques(
     """What the techniques make of a model, in an order that is not free.
 
     1. LoRA changes the layers and freezes the others, which all that follows has to know.
-    2. Checkpointing by PyTorch's older way must ask frozen embeddings for a gradient.
-    3. Compiling takes the forward pass as it is by now. DDP and FSDP2, which `prepare` adds, stay outside of it.
+    2. Modules, activations and the loss are replaced before anything runs the layers again, or compiles them.
+    3. Checkpointing by PyTorch's older way must ask frozen embeddings for a gradient.
+    4. Compiling takes the forward pass as it is by now. DDP and FSDP2, which `prepare` adds, stay outside of it.
 
     Raises:
         UnavailableTechnique: one that was asked for cannot be had with this model, device or release.
     """
     model = lora.apply(model, settings)
+    liger_kernel.apply(model, settings)
+    fused_activation.apply(model, settings)
+    linear_cross_entropy.apply(model, settings)
     gradient_checkpointing.apply(model, settings, device)
     return model, torch_compile.apply(model, settings, device)
 

@@ -6,7 +6,7 @@ PyTorch has no public way to ask for these. Taken are dynamo's own notes (`torch
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,12 @@ class CompileRecord:
         graph_break_reasons[:] = breaks
         guard_failures.clear()
         guard_failures.update(failures)
+
+    def leave_out(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leaves out what an optimizer compiles of its own, as torchao's do: it is not the model."""
+        step = ExitStack()
+        optimizer.register_step_pre_hook(lambda *_: step.enter_context(self.paused()) and None)
+        optimizer.register_step_post_hook(lambda *_: step.close())
 
     def _start(self, about: Any) -> None:
         self._started = time.perf_counter()

@@ -29,6 +29,7 @@ def install(settings: Settings, device_type: str) -> None:
         cpu_matmul.install()
     grouped_mm_autocast.install()
     float32.exact_convolutions()
+    float32.set_tf32(settings.tf32)
 
 
 def scale_gradients(accelerator: Accelerator, settings: Settings) -> None:
@@ -52,7 +53,11 @@ def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
         "gradient_scaler": _scaled(seen.accelerator),
     }
     missing = [*_why_another_dtype(seen), *_why_not_scaled(seen)]
-    return found, missing + float32.validate(seen.settings, seen.accelerator.device.type)
+    device = seen.accelerator.device.type
+    found["float32_products"] = float32.products(device)
+    if seen.settings.tf32 and found["float32_products"] != "tf32":
+        missing.append(f"tf32 was asked for, fp32 products are in {found['float32_products']}")
+    return found, missing + float32.validate(seen.settings, device)
 
 
 def update_evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:

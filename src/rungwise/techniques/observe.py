@@ -167,7 +167,7 @@ def checkpointable_blocks(model: nn.Module) -> list[nn.Module]:
 def _products(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """What multiplies by the model's matrices."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | Conv1D):
+        if isinstance(module, nn.Linear | Conv1D) and not getattr(module, "gives_its_input_back", False):
             yield name, module
         elif type(module).__name__.endswith("Experts") and isinstance(getattr(module, "act_fn", None), nn.Module):
             # Experts give back the dtype that they were given; what they compute in shows inside.

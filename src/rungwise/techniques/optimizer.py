@@ -1,5 +1,8 @@
 """The optimizer and its learning rate schedule."""
 
+import importlib.util
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +14,40 @@ from transformers.optimization import Adafactor
 
 from ..settings.fields import Settings
 from .seen import Seen
+from .torch_compile import missing_tools
 
 Groups = list[dict[str, Any]]
+# 8-bit state of torchao, an extra. Its name says how it keeps AdamW's moments; the update itself is in fp32.
+EIGHT_BIT = "adamw_torch_8bit"
+
+
+def _adamw_8bit(groups: Groups, lr: float) -> torch.optim.Optimizer:
+    from torchao.optim import AdamW8bit
+
+    # About a cache of compiled code, which nobody can do anything about here.
+    warnings.filterwarnings("ignore", message="OptimState8bit does not implement _stable_hash_for_caching")
+    return AdamW8bit(groups, lr=lr)
+
+
 # As Transformers' Trainer makes them of the same names.
 OPTIMIZERS: dict[str, Callable[[Groups, float], torch.optim.Optimizer]] = {
     "adamw_torch": lambda groups, lr: torch.optim.AdamW(groups, lr=lr),
     "adamw_torch_fused": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True),
+    EIGHT_BIT: _adamw_8bit,
     "adafactor": lambda groups, lr: Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False),
     "sgd": lambda groups, lr: torch.optim.SGD(groups, lr=lr),
 }
 NAMES = {torch.optim.AdamW: "adamw_torch", Adafactor: "adafactor", torch.optim.SGD: "sgd"}
+
+
+def validate(settings: Settings, device_type: str) -> list[str]:
+    """That the package is not installed, or what its compiled step needs on this machine."""
+    if settings.optim != EIGHT_BIT:
+        return []
+    asked = f"--optim {EIGHT_BIT}"
+    if importlib.util.find_spec("torchao") is None:
+        return [f"{asked}: not installed; pip install 'rungwise[torchao]'"]
+    return missing_tools(asked, device_type)
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -55,17 +82,24 @@ def step_evidence(seen: Seen) -> list[str]:
     asked, groups = seen.settings, seen.optimizer.param_groups
     found = {
         "optim": name_of(seen.optimizer),
-        "learning_rate": max(group.get("initial_lr", group.get("lr", 0.0)) for group in groups),
+        "learning_rate": max(float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups),
         "weight_decay": max(group.get("weight_decay", 0.0) for group in groups),
     }
     return [
         f"{name} {getattr(asked, name)} was asked for, the optimizer has {value}"
         for name, value in found.items()
-        if asked.origins.get(name, "default") != "default" and getattr(asked, name) != value
+        if asked.origins.get(name, "default") != "default" and _differs(getattr(asked, name), value)
     ]
 
 
 def name_of(optimizer: torch.optim.Optimizer) -> str:
     """As `--optim` calls it; of another kind its class."""
+    if type(optimizer).__name__ == "AdamW8bit":
+        return EIGHT_BIT
     fused = "_fused" if optimizer.param_groups[0].get("fused") else ""
     return f"{NAMES[type(optimizer)]}{fused}" if type(optimizer) in NAMES else type(optimizer).__name__
+
+
+def _differs(asked: str | float, found: str | float | torch.Tensor) -> bool:
+    """Whether another value was asked for. A learning rate that is kept as a tensor has the digits of fp32."""
+    return asked != found if isinstance(asked, str) else not math.isclose(asked, float(found), rel_tol=2.0**-22)

@@ -24,29 +24,39 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     """What stands in the compiler's way on this machine, found before anything is built."""
     if not settings.torch_compile:
         return []
-    found = []
-    if device_type == "cpu":
-        from torch._inductor import config, exc, list_mode_options
-        from torch._inductor.cpp_builder import get_cpp_compiler
+    found, mode = missing_tools("--torch_compile", device_type), settings.torch_compile_mode
+    if device_type == "cpu" and mode != "default":
+        from torch._inductor import list_mode_options
 
-        mode = settings.torch_compile_mode
-        if mode != "default" and set(list_mode_options(mode)) == {"triton.cudagraphs"}:
+        if set(list_mode_options(mode)) == {"triton.cudagraphs"}:
             found.append(
                 f"--torch_compile_mode {mode} has no effect on the CPU: it is CUDA graphs, and nothing more; "
                 "use default or max-autotune"
             )
+    if device_type == "cuda" and settings.gradient_accumulation_steps > 1:
+        found += _overwritten_gradients(settings)
+    return found
+
+
+def missing_tools(flag: str, device_type: str) -> list[str]:
+    """What the compiler, which this flag needs, lacks on this machine."""
+    found = []
+    if device_type == "cpu":
+        from torch._inductor import config, exc
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
         try:
             get_cpp_compiler()
         except (exc.InvalidCxxCompiler, RuntimeError):
             named = [config.cpp.cxx] if isinstance(config.cpp.cxx, str) else [name for name in config.cpp.cxx if name]
             found.append(
-                f"--torch_compile needs a C++ compiler on the CPU, and none of {', '.join(named)} runs; install one "
+                f"{flag} needs a C++ compiler on the CPU, and none of {', '.join(named)} runs; install one "
                 "(Debian: apt-get install g++; macOS: xcode-select --install), or name one in the environment "
                 "variable CXX"
             )
         if not Path(sysconfig.get_path("include"), "Python.h").is_file():
             found.append(
-                f"--torch_compile needs Python's headers, and {sysconfig.get_path('include')} has no Python.h; "
+                f"{flag} needs Python's headers, and {sysconfig.get_path('include')} has no Python.h; "
                 "install them (Debian: apt-get install python3-dev)"
             )
     else:
@@ -54,11 +64,9 @@ def validate(settings: Settings, device_type: str) -> list[str]:
 
         if not has_triton():
             found.append(
-                "--torch_compile needs Triton on this GPU, and it is missing or does not support it; "
-                "install triton, or leave --torch_compile out"
+                f"{flag} needs Triton on this GPU, and it is missing or does not support it; "
+                f"install triton, or leave {flag} out"
             )
-        if device_type == "cuda" and settings.gradient_accumulation_steps > 1:
-            found += _overwritten_gradients(settings)
     return found
 
 
