@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from rungwise.report.rung_result import RungResult
-from rungwise.settings.fields import compute_precision
+from rungwise.settings.choices import OPTIMIZERS, compute_precision
 
 BASE = {
     "schema": 1,
@@ -29,6 +29,11 @@ BASE = {
         "fsdp": False,
         "report_to": "none",
         "seed": 0,
+        "optim": "adamw_torch",
+        "fused_activation": False,
+        "linear_cross_entropy": False,
+        "use_liger_kernel": False,
+        "tf32": False,
     },
     "origins": {},
     "environment": {
@@ -49,6 +54,10 @@ BASE = {
         "recomputed_blocks": 0,
         "compiled_graphs": 0,
         "processes": 1,
+        "optimizer": "adamw_torch",
+        "fused_activations": {},
+        "linear_cross_entropy": False,
+        "liger_kernels": {},
     },
     "loss": {"first": 4.0, "last": 2.0, "trajectory": [4.0, 3.0, 2.0], "updates": [4.0, 3.0, 2.0]},
     "throughput": {
@@ -92,6 +101,10 @@ EVIDENCE = {
     "dtype": {"bfloat16": {"compute_dtype": "bfloat16", "parameter_dtype": "bfloat16"}},
     "gradient_checkpointing": {True: {"recomputed_blocks": 12}},
     "torch_compile": {True: {"compiled_graphs": 1, "compiled_parameters": 1.0}},
+    "fused_activation": {True: {"fused_activations": {"NewGELUActivation": 6}}},
+    "linear_cross_entropy": {True: {"linear_cross_entropy": True}},
+    "use_liger_kernel": {True: {"liger_kernels": {"LigerRMSNorm": 6}}},
+    "optim": {name: {"optimizer": name} for name in OPTIMIZERS},
 }
 
 

@@ -1,6 +1,7 @@
 """Each check at its bound, just beyond it, and where it cannot be decided."""
 
-from rungwise.report import claims
+from rungwise.report import checks
+from rungwise.report.checks import run_checks
 from rungwise.report.claims import (
     ALL_STEPS,
     ALL_STEPS_COMPILED,
@@ -11,7 +12,6 @@ from rungwise.report.claims import (
     STEP_1_COMPILED,
     PairClaim,
     becomes,
-    run_checks,
 )
 from rungwise.report.measures import Finding
 from rungwise.settings.fields import FIELDS
@@ -242,6 +242,11 @@ def test_what_cannot_be_decided_says_why():
         ({"dtype": "bfloat16"}, {"parameter_dtype": "float32"}),
         ({"gradient_checkpointing": True}, {"recomputed_blocks": 0}),
         ({"torch_compile": True}, {"compiled_graphs": 0}),
+        ({"fused_activation": True}, {"fused_activations": {}}),
+        ({}, {"fused_activations": {"NewGELUActivation": 6}}),
+        ({"linear_cross_entropy": True}, {"linear_cross_entropy": False}),
+        ({"use_liger_kernel": True}, {"liger_kernels": {}}),
+        ({"optim": "adamw_torch_8bit"}, {"optimizer": "adamw_torch"}),
         ({}, {"processes": 2}),
         ({}, {"recomputed_blocks": 4}),
     ],
@@ -272,20 +277,61 @@ def test_a_new_techniques_claim_is_one_entry(monkeypatch):
         return "it is the first" if before.name == "c" else ""
 
     new = PairClaim("fused updates are free", "optim", becomes("adamw_torch", "sgd"), measure, 3, (not_asked,))
-    monkeypatch.setattr(claims, "PAIR_CLAIMS", (new,))
+    monkeypatch.setattr(checks, "PAIR_CLAIMS", (new,))
     rungs = [rung(name, optim=optim) for name, optim in zip("abc", ("adamw_torch", "sgd", "adamw_torch"), strict=True)]
-    checks = [check for check in run_checks(rungs) if check.claim == new.name]
-    assert [(check.rungs, check.verdict, check.bound) for check in checks] == [
+    found = [check for check in run_checks(rungs) if check.claim == new.name]
+    assert [(check.rungs, check.verdict, check.bound) for check in found] == [
         (("a", "b"), "PASS", "bound 3"),
         (("c", "b"), "SKIP", "bound 3"),
     ]
-    assert [check.measured for check in checks] == ["a to b", "c to b; not asked, since it is the first"]
+    assert [check.measured for check in found] == ["a to b", "c to b; not asked, since it is the first"]
 
 
-@pytest.mark.parametrize("state, verdict", [(19.9, "PASS"), (20.1, "FAIL"), (None, "SKIP")])
-def test_adafactors_state_is_held_against_adamws(state, verdict):
-    adamw, adafactor = rung("adamw", optim="adamw_torch"), rung("adafactor", optim="adafactor")
-    adafactor.rounds[0]["memory"]["optimizer_state_mib"] = state
-    [check] = [check for check in run_checks([adamw, adafactor]) if check.claim == "adafactor keeps little state"]
-    assert (check.rungs, check.verdict) == (("adamw", "adafactor"), verdict)
-    assert not [check for check in run_checks([adamw]) if check.claim == "adafactor keeps little state"]
+@pytest.mark.parametrize(
+    "optim, claim, most",
+    [
+        ("adafactor", "adafactor keeps little state", 20.0),
+        ("adamw_torch_8bit", "8-bit AdamW keeps a quarter of the state", 60.0),
+    ],
+)
+@pytest.mark.parametrize("beyond, verdict", [(-0.1, "PASS"), (0.1, "FAIL"), (None, "SKIP")])
+def test_a_smaller_state_is_held_against_adamws(optim, claim, most, beyond, verdict):
+    adamw, other = rung("adamw", optim="adamw_torch"), rung("other", optim=optim)
+    other.rounds[0]["memory"]["optimizer_state_mib"] = None if beyond is None else most + beyond
+    [check] = [check for check in run_checks([adamw, other]) if check.claim == claim]
+    assert (check.rungs, check.verdict) == (("adamw", "other"), verdict)
+    assert not [check for check in run_checks([adamw]) if check.claim == claim]
+
+
+def losses_at(first, later):
+    """Three losses that lie these shares from 4, 3 and 2."""
+    return [4.0 * (1 + first), 3.0 * (1 + later), 2.0 * (1 + later)]
+
+
+FOLLOWERS = {
+    "fused activations train the same": ({"fused_activation": True}, STEP_1_ACCUMULATED["no"], 0.01),
+    "the chunked loss trains the same": ({"linear_cross_entropy": True}, STEP_1_ACCUMULATED["no"], 0.01),
+    "8-bit AdamW follows AdamW": ({"optim": "adamw_torch_8bit"}, STEP_1_ACCUMULATED["no"], ALL_STEPS),
+    "tf32 follows fp32": ({"tf32": True}, STEP_1["fp16"], ALL_STEPS),
+}
+
+
+@pytest.mark.parametrize("claim", FOLLOWERS)
+def test_training_that_follows_is_held_at_step_1_and_on_average(claim):
+    changes, first, average = FOLLOWERS[claim]
+
+    def verdict(at_first, later):
+        plain = rung("a", losses=[4.0, 3.0, 2.0])
+        return only(plain, rung("b", losses=losses_at(at_first, later), **changes), claim=claim)
+
+    # Of three losses the first hardly counts on average.
+    assert verdict(0.9 * first, 1.4 * average) == "PASS"
+    assert verdict(1.1 * first, 0.0) == "FAIL" and verdict(0.0, 1.6 * average) == "FAIL"
+
+
+@pytest.mark.parametrize("peak, verdict", [(799.9, "PASS"), (800.1, "FAIL")])
+def test_a_fused_activation_saves_a_fifth(peak, verdict):
+    fused = rung("fused", peak=peak, fused_activation=True)
+    assert only(rung("fp32"), fused, claim="fused activations save memory") == verdict
+    compiled = (rung("c", torch_compile=True), rung("d", peak=peak, fused_activation=True, torch_compile=True))
+    assert only(*compiled, claim="fused activations save memory") == "SKIP"

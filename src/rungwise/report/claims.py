@@ -1,13 +1,13 @@
-"""Claims of the lesson as data, each held against the rungs that can decide it. A technique's claims stand here."""
+"""Claims of the lesson as data, a technique's beside one another. `checks` holds them against rungs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..settings.choices import COMPUTE_DTYPES
 from . import measures
 from .measures import Finding, LossBound, verdict
-from .rung_result import RungResult, pairs
+from .rung_result import RungResult
 
 # The step-1 bounds are two units of rounding of the dtype in which the products are computed (2^-8 and 2^-11, half the
 # distance from 1 to the next number); the weights are still equal then. Later steps start from weights that AdamW has
@@ -24,20 +24,18 @@ ALL_STEPS_ACCUMULATED = 0.01
 STEP_1_COMPILED = {"no": STEP_1_ACCUMULATED["no"], **STEP_1}
 ALL_STEPS_COMPILED = 0.01
 
+# A kernel in the place of a chain, or a loss in chunks, orders and rounds otherwise, and no more than that.
+STEP_1_FUSED = {**STEP_1_ACCUMULATED, "bf16": STEP_1["bf16"], "fp16": STEP_1["fp16"]}
+# TF32 has fp16's mantissa.
+STEP_1_TF32 = {"no": STEP_1["fp16"]}
+
 FOLLOWS_FP32 = LossBound(STEP_1, ALL_STEPS)
 EQUALS = LossBound(STEP_1_ACCUMULATED, ALL_STEPS_ACCUMULATED)
 FOLLOWS_EAGER = LossBound(STEP_1_COMPILED, ALL_STEPS_COMPILED)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One claim, the rungs it compares, and how it came out: PASS, FAIL, or SKIP with the reason."""
-
-    claim: str
-    rungs: tuple[str, ...]
-    verdict: str
-    measured: str
-    bound: str
+FOLLOWS_CHAIN = LossBound(STEP_1_FUSED, ALL_STEPS_ACCUMULATED)
+FOLLOWS_IEEE = LossBound(STEP_1_TF32, ALL_STEPS)
+# Another optimizer state is another training from the second step on; the first loss is of the same weights.
+FOLLOWS_ADAMW = LossBound(STEP_1_ACCUMULATED, ALL_STEPS)
 
 
 @dataclass(frozen=True)
@@ -121,6 +119,16 @@ def compiles(rung: RungResult) -> bool:
     return bool(rung.settings.get("torch_compile"))
 
 
+def asks(setting: str, value: Any = True) -> Callable[[RungResult], bool]:
+    """Takes a rung with this value of a setting."""
+    return lambda rung: rung.settings.get(setting) == value
+
+
+def as_asked(setting: str) -> Callable[[dict[str, Any], Any], bool]:
+    """Holds where something was seen if, and only if, a setting asked for it."""
+    return lambda asked, seen: bool(seen) == bool(asked.get(setting))
+
+
 def active(rung: RungResult, parts: tuple[Evidence, ...]) -> Finding:
     """A run that is `ok` has proved its techniques; what it saw is held against what was asked for once more."""
     bound = "as asked for"
@@ -139,6 +147,8 @@ def active(rung: RungResult, parts: tuple[Evidence, ...]) -> Finding:
 
 SAVES, COSTS = measures.saved_memory, measures.added_time
 DIVIDES, FOLLOWS, RECOMPILES = measures.divided_memory, measures.followed_losses, measures.recompiles
+STATE, EIGHT_BIT = measures.smaller_state, becomes("adamw_torch", "adamw_torch_8bit")
+FUSED, CHUNKED = "fused_activation", "linear_cross_entropy"
 CKPT, ACCUMULATION, COMPILE = "gradient_checkpointing", "gradient_accumulation_steps", "torch_compile"
 BF16, FP16, ON = becomes("no", "bf16"), becomes("no", "fp16"), becomes(False, True)
 
@@ -154,15 +164,38 @@ PAIR_CLAIMS = (
     # Shards are padded to equal sizes.
     PairClaim("sharding divides what it shards", "fsdp", ON, DIVIDES, 0.05, (), several_processes),
     PairClaim("sharded training equals replicas", "fsdp", ON, FOLLOWS, EQUALS, (dropout,), several_processes),
+    PairClaim("fused activations save memory", FUSED, ON, SAVES, 0.20, (few_activations, compiled), asks(FUSED)),
+    PairClaim("fused activations train the same", FUSED, ON, FOLLOWS, FOLLOWS_CHAIN, (dropout,), asks(FUSED)),
+    PairClaim("the chunked loss trains the same", CHUNKED, ON, FOLLOWS, FOLLOWS_CHAIN, (dropout,), asks(CHUNKED)),
+    PairClaim("tf32 follows fp32", "tf32", ON, FOLLOWS, FOLLOWS_IEEE, (dropout,), asks("tf32")),
+    # A byte an element and the scales of their blocks, for AdamW's four; small tensors are left as they are.
+    PairClaim(
+        "8-bit AdamW keeps a quarter of the state",
+        "optim",
+        EIGHT_BIT,
+        STATE,
+        0.30,
+        (),
+        asks("optim", "adamw_torch_8bit"),
+    ),
+    PairClaim(
+        "8-bit AdamW follows AdamW",
+        "optim",
+        EIGHT_BIT,
+        FOLLOWS,
+        FOLLOWS_ADAMW,
+        (dropout,),
+        asks("optim", "adamw_torch_8bit"),
+    ),
     # Of a matrix it keeps one number a row and a column, where AdamW keeps two an element.
     PairClaim(
         "adafactor keeps little state",
         "optim",
         becomes("adamw_torch", "adafactor"),
-        measures.smaller_state,
+        STATE,
         0.10,
         (),
-        lambda rung: rung.settings.get("optim") == "adafactor",
+        asks("optim", "adafactor"),
     ),
     PairClaim("bf16 follows fp32", "mixed_precision", BF16, FOLLOWS, FOLLOWS_FP32),
     PairClaim("fp16 follows fp32", "mixed_precision", FP16, FOLLOWS, FOLLOWS_FP32),
@@ -176,6 +209,11 @@ EVIDENCE = (
         lambda seen: "" if seen == "float32" else "pure",
     ),
     Evidence("gradient_scaler", lambda asked, seen: seen == (asked["precision"] == "fp16"), lambda seen: "scaler"),
+    # Results that do not tell of these are older than their flags.
+    Evidence("fused_activations", as_asked(FUSED), lambda seen: f"activations fused: {sum(seen.values())}"),
+    Evidence("linear_cross_entropy", as_asked(CHUNKED), lambda seen: "no whole logits"),
+    Evidence("liger_kernels", as_asked("use_liger_kernel"), lambda seen: f"Liger's modules: {sum(seen.values())}"),
+    Evidence("optimizer", lambda asked, seen: seen in (None, asked.get("optim"))),
     Evidence("recomputed_blocks", lambda asked, seen: bool(seen) == asked[CKPT], "blocks recomputed: {}".format),
     Evidence("compiled_graphs", lambda asked, seen: bool(seen) == asked[COMPILE], "graphs compiled: {}".format),
     Evidence("processes", lambda asked, seen: seen == asked["num_processes"]),
@@ -185,34 +223,3 @@ RUNG_CLAIMS = (
     RungClaim("nothing is compiled twice", RECOMPILES, 0, compiles),
     RungClaim("every technique was active", active, EVIDENCE, lambda rung: True),
 )
-
-
-def run_checks(rungs: list[RungResult]) -> list[Check]:
-    """Every check that these rungs can be asked, and for each that they cannot, why."""
-    known = [rung for rung in rungs if rung.settings]
-    told = [claim for claim in PAIR_CLAIMS if claim.among is None or any(claim.among(rung) for rung in known)]
-    of_pairs = [check for claim in told for check in _of_pairs(claim, known)]
-    of_rungs = [
-        Check(claim.name, (rung.name,), *claim.measure(rung, claim.bound))
-        for claim in RUNG_CLAIMS
-        for rung in rungs
-        if claim.among(rung)
-    ]
-    return of_pairs + of_rungs
-
-
-def _of_pairs(claim: PairClaim, rungs: list[RungResult]) -> Iterator[Check]:
-    compared = list(pairs(rungs, claim.setting, claim.accept))
-    if not compared:
-        why = f"no two rungs differ in {claim.setting} alone in the way that this asks for"
-        yield Check(claim.name, (), "SKIP", why, "")
-    for before, after in compared:
-        broken = next((rung for rung in (before, after) if not rung.ok), None)
-        if broken:
-            found = Finding("SKIP", f"{broken.name}: {broken.status}", "")
-        else:
-            found = claim.measure(before, after, claim.bound)
-            why = next(filter(None, (reason(before) for reason in claim.not_asked)), "")
-            if why and found.verdict != "SKIP":
-                found = Finding("SKIP", f"{found.measured}; not asked, since {why}", found.bound)
-        yield Check(claim.name, (before.name, after.name), *found)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..result_file import write_json
-from .claims import Check, run_checks
+from .checks import Check, run_checks
 from .compiled import compiled_lines, compiled_rows
 from .rung_result import OWNERS, RungResult, load
 from .table import COLUMNS, conditions, step_words, table
