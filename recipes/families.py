@@ -46,10 +46,12 @@ TECHNIQUES = {
     "bf16": ["--config", BF16],
     "accumulation": ["--config", FP32, "--gradient_accumulation_steps", "4"],
     "checkpointing": ["--config", FP32, "--gradient_checkpointing"],
+    "fused activation": ["--config", FP32, "--fused_activation"],
+    "chunked loss": ["--config", FP32, "--linear_cross_entropy"],
     "compile": ["--config", FP32, "--torch_compile"],
 }
 # What every model type is tried with: compiling each would take hours.
-EAGER = ("bf16", "accumulation", "checkpointing")
+EAGER = ("bf16", "accumulation", "checkpointing", "fused activation", "chunked loss")
 SHARED = ["--dataset_name", "synthetic", "--report_to", "none"]
 SHARED += ["--max_steps", "4", "--untimed_steps", "2", "--global_batch_size", "8"]
 PROCESSES = 2

@@ -48,8 +48,8 @@ def apply(model: nn.Module, settings: Settings) -> None:
         raise UnavailableTechnique(f"{name} has {kind}, not a linear layer; leave {FLAG} out")
     if not isinstance(base.loss_function, CausalLMLoss) and base.loss_function is not ForCausalLMLoss:
         raise UnavailableTechnique(f"the loss of {name} is not Transformers' causal one; leave {FLAG} out")
-    if why := _why_changed(base, head):
-        raise UnavailableTechnique(f"{why}, which {FLAG} would leave out; leave the flag out")
+    if change := _change(base, head):
+        raise UnavailableTechnique(f"{name} {change}, which {FLAG} would leave out; leave the flag out")
     base.loss_function = LinearCrossEntropy(base, head)
 
 
@@ -58,16 +58,20 @@ def base_model(model: nn.Module) -> PreTrainedModel:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _why_changed(model: PreTrainedModel, head: nn.Linear) -> str:
-    """What the model does to its logits before it hands them to its loss; empty if that is nothing."""
+def _change(model: PreTrainedModel, head: nn.Linear) -> str:
+    """What the model does to its logits before it hands them to its loss; empty if that is nothing.
+
+    Raises:
+        UnavailableTechnique: the model cannot be asked.
+    """
     config = model.config.get_text_config()
     for field in CHANGES_LOGITS:
         if getattr(config, field, None) not in (None, 1, 0):
-            return f"{type(model).__name__} changes its logits by {field} {getattr(config, field)}"
+            return f"changes its logits by {field} {getattr(config, field)}"
     given: list[Any] = []
     made: list[Any] = []
     ordinary = model.loss_function
-    model.loss_function = lambda logits, labels, **_: given.append(logits) or logits.sum()
+    model.loss_function = lambda logits, *_, **__: given.append(logits) or logits.sum()
     hook = head.register_forward_hook(lambda *call: made.append(call[-1]))
     row = short_row(model)
     try:
@@ -75,13 +79,13 @@ def _why_changed(model: PreTrainedModel, head: nn.Linear) -> str:
             model(input_ids=row, labels=row)
     except Exception as error:
         # Models are other people's code, which raises anything.
-        return f"{type(model).__name__} cannot be asked what it does to its logits ({error})"
+        words = f"{type(model).__name__} cannot be asked what it does to its logits: {type(error).__name__}: {error}"
+        raise UnavailableTechnique(f"{words}; leave {FLAG} out") from error
     finally:
         hook.remove()
         model.loss_function = ordinary
-    if len(given) == len(made) == 1 and given[0] is made[0]:
-        return ""
-    return f"{type(model).__name__} changes its logits between its head and its loss"
+    same = len(given) == len(made) == 1 and given[0] is made[0]
+    return "" if same else "changes its logits between its head and its loss"
 
 
 class LinearCrossEntropy(CausalLMLoss):
