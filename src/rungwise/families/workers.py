@@ -43,7 +43,11 @@ class _Worker:
 
 
 def each(
-    function: Callable[[Any], Any], arguments: Iterable[Any], processes: int, seconds: float
+    function: Callable[[Any], Any],
+    arguments: Iterable[Any],
+    processes: int,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[Any, Any]]:
     """Yields each argument and its result as they come, a `Lost` where there is none.
 
@@ -52,7 +56,8 @@ def each(
             goes nowhere: only its results count.
         arguments: can be pickled, as the results.
         processes: how many at a time. Each is given many arguments, one after another.
-        seconds: that one argument may take.
+        seconds: that one argument may take, by `clock`.
+        clock: the time in seconds.
     """
     waiting = iter(arguments)
     workers: list[_Worker] = []
@@ -62,15 +67,15 @@ def each(
                 idle = next((w for w in workers if not w.busy), None)
                 if idle is None:
                     workers.append(idle := _start(function))
-                idle.argument, idle.deadline = argument, time.monotonic() + seconds
+                idle.argument, idle.deadline = argument, clock() + seconds
                 idle.pipe.send(argument)
             busy = [worker for worker in workers if worker.busy]
             if not busy:
                 return
             soonest = min(worker.deadline for worker in busy)
-            ready = wait([worker.pipe for worker in busy], timeout=max(0.0, soonest - time.monotonic()))
+            ready = wait([worker.pipe for worker in busy], timeout=max(0.0, soonest - clock()))
             for worker in busy:
-                if worker.pipe in ready or time.monotonic() >= worker.deadline:
+                if worker.pipe in ready or clock() >= worker.deadline:
                     result = _result(worker, seconds)
                     if isinstance(result, Lost):
                         worker.end()
