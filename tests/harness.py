@@ -4,9 +4,10 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,11 @@ def train_tiny(
             evidence.verify(step)
     weights = {name: local(value.detach()).cpu().clone() for name, value in model.state_dict().items()}
     return Trained(steps, model, weights, accelerator, evidence, evidence.found, compiled, optimizer, prepared)
+
+
+def packages(modules: Iterable[str]) -> set[str]:
+    """The installed packages that such modules are of, beside this one: what an answer at once has to wait for."""
+    return {module.partition(".")[0] for module in modules} & (packages_distributions().keys() - {"rungwise"})
 
 
 def wandb_records(folder: Path, *options: str) -> str:
