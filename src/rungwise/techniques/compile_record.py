@@ -23,12 +23,12 @@ class CompileRecord:
     Attributes:
         graphs: graphs that the compiler was given.
         compilations: times that the compiler was at work.
-        seconds: wall time of all of them, forward and backward.
+        seconds: wall time of all of them, forward and backward, by `clock`.
         recomputed_blocks: checkpointed blocks inside the graphs.
         dtypes: dtypes of the products with parameters that the graphs compute.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter):
         import torch._dynamo
 
         # Compiled code of an earlier model in this process would be looked through for every frame of this one.
@@ -36,7 +36,7 @@ class CompileRecord:
         self.graphs = self.compilations = self.recompiles = self.recomputed_blocks = 0
         self.seconds = 0.0
         self.dtypes: set[torch.dtype] = set()
-        self._started = 0.0
+        self._clock, self._started = clock, 0.0
         self.regional = settings.torch_compile_scope == "regional"
         self._mode, self._budget = settings.torch_compile_mode, settings.activation_memory_budget
         self._modules: list[nn.Module] = []
@@ -71,10 +71,10 @@ class CompileRecord:
         optimizer.register_step_post_hook(lambda *_: step.close())
 
     def _start(self, about: Any) -> None:
-        self._started = time.perf_counter()
+        self._started = self._clock()
 
     def _end(self, about: Any) -> None:
-        self.seconds += time.perf_counter() - self._started
+        self.seconds += self._clock() - self._started
         self.compilations += 1
         # A frame's id is "<frame>/<compilation>": anything but the first compilation is one that guards asked for.
         again = about.compile_id.split("_")[0].rpartition("/")[2] != "0"
