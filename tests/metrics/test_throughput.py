@@ -1,5 +1,6 @@
 """Time against a fake clock, FLOPs against PyTorch's counter and the formula."""
 
+import itertools
 from contextlib import nullcontext
 
 from rungwise.metrics.flops import matmul_flops_per_second, model_flops_per_row
@@ -158,6 +159,12 @@ def test_flops_of_another_family_and_of_what_cannot_be_counted():
     assert model_flops_per_row(broken, 16) is None
 
 
-def test_matmul_rate_is_a_rate():
-    rate = matmul_flops_per_second(CPU, "no", seconds=0.05)
-    assert 1e8 < rate < 1e15
+@pytest.mark.parametrize("precision, dtype", [("no", torch.float32), ("bf16", torch.bfloat16)])
+def test_matmul_rate_is_the_best_of_those_that_fill_the_time(precision, dtype, monkeypatch):
+    """Without the first, which pays for starting up. Of (1024, 1024) times (1024, 1024), in the dtype of the run."""
+    ticks = iter(itertools.accumulate([0, 0.1, 9, 0.4, 9, 0.25, 9, 0.3]))
+    multiplied = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: multiplied.append((a.shape, b.shape, a.dtype, b.dtype)))
+    rate = matmul_flops_per_second(CPU, precision, seconds=1, clock=lambda: next(ticks))
+    assert rate == pytest.approx(2 * 1024**3 / 0.25)
+    assert multiplied == [((1024, 1024), (1024, 1024), dtype, dtype)] * 4

@@ -74,7 +74,6 @@ def test_one_line_of_metrics_a_step(home, readme_run):
     for name in ("tokens_per_second", "model_tflops", "utilization"):
         steps = [row[f"perf/{name}"] for row in rows[3:]]
         assert min(steps) <= speed[name] <= max(steps), name
-    assert speed["utilization"] < 1
 
 
 def test_wandbs_own_file_says_the_same(home, readme_run):

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -48,8 +48,13 @@ def model_flops_per_row(
     return None
 
 
-def matmul_flops_per_second(device: torch.device, precision: str, seconds: float = 0.3) -> float:
-    """The best rate of a square matrix multiply on this device in the run's dtype, in FLOPs a second."""
+def matmul_flops_per_second(
+    device: torch.device, precision: str, seconds: float = 0.3, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """The best rate of a square matrix multiply on this device in the run's dtype, in FLOPs a second.
+
+    It is the best of as many as fill so many seconds by `clock`, and of no fewer than two.
+    """
     dtype = getattr(torch, COMPUTE_DTYPES[precision])
     size = 1024 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device).to(dtype)
@@ -57,10 +62,10 @@ def matmul_flops_per_second(device: torch.device, precision: str, seconds: float
     best, spent, runs = float("inf"), 0.0, 0
     while runs < 3 or spent < seconds:
         synchronize(device)
-        started = time.perf_counter()
+        started = clock()
         torch.mm(a, b)
         synchronize(device)
-        elapsed = time.perf_counter() - started
+        elapsed = clock() - started
         # The first run pays for starting up.
         best = min(best, elapsed) if runs else best
         spent, runs = spent + elapsed, runs + 1
