@@ -6,17 +6,17 @@ import os
 import pkgutil
 import signal
 import threading
-import time
 from pathlib import Path
 
 from rungwise.errors import SettingsError
-from rungwise.result_file import UNFINISHED
 from rungwise.run import rank_errors as ranks
+from rungwise.run import run as run_module
 from rungwise.run.refusal import exit_on_errors
 from rungwise.run.run import Run
 from rungwise.techniques import build_accelerator
 
 import pytest
+from commands import HANGS
 from harness import tiny_settings
 
 
@@ -110,14 +110,14 @@ def test_a_rank_that_waits_where_no_exception_reaches_it_says_why_it_is_ended(tw
     main.signals.__exit__()
     monkeypatch.setenv("RANK", rank)
     back, release = os.pipe()
-    masked, seen = threading.Event(), []
+    masked, written, seen = threading.Event(), threading.Event(), []
+    write = run_module.write_reason
+    monkeypatch.setattr(run_module, "write_reason", lambda *args: (write(*args), written.set()))
 
     def from_outside():
         masked.wait()
         os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while result_of(two)["reason"] == UNFINISHED and time.monotonic() < deadline:
-            time.sleep(0.01)
+        written.wait(HANGS)
         seen.append(result_of(two)["reason"])
         os.write(release, b".")
 
@@ -151,7 +151,7 @@ def refused(monkeypatch, capsys, rank, error_file):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", error_file)
     with pytest.raises(SystemExit) as caught, exit_on_errors():
-        at(monkeypatch, "time.time", lambda: os.kill(os.getpid(), signal.SIGTERM))
+        at(monkeypatch, "rungwise.run.refusal.speaker", lambda: os.kill(os.getpid(), signal.SIGTERM))
         raise SettingsError(["--train_file book.txt: no such file"])
     assert caught.value.code == 2
     return capsys.readouterr().err
