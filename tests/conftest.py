@@ -12,6 +12,8 @@ for name in ("WANDB_API_KEY", "WANDB_MODE", "RANK", "WORLD_SIZE", "OMP_NUM_THREA
     os.environ.pop(name, None)
 for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
     os.environ.pop(name)
+# W&B's own process has as long as it needs on a busy machine.
+os.environ |= {"WANDB_INIT_TIMEOUT": "600", "WANDB_X_SERVICE_WAIT": "600"}
 # No key of the person who runs the tests is ever used.
 os.environ["NETRC"] = str(Path(_CACHE.name) / "netrc")
 

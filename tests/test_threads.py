@@ -88,7 +88,7 @@ def test_under_the_real_launcher(person, origin, tmp_path):
         "print(json.dumps([torch.get_num_threads(), threads.origin()]))\n",
         encoding="utf-8",
     )
-    done = run(tmp_path, *LAUNCH, "--num_processes", "1", str(script), environment=person, timeout=60)
+    done = run(tmp_path, *LAUNCH, "--num_processes", "1", str(script), environment=person)
     number, found = json.loads(done.stdout.splitlines()[-1])
     assert found == origin, done.stderr
     if person:

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from commands import HANGS
+
 INTERFACE = "eth0"  # in both
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen by nobody else, so two tests at once do not collide
 NAMES = ("node0", "node1")
@@ -30,7 +32,7 @@ class Machine:
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANGS, check=False)
     if done.returncode:
         raise OSError(f"`{' '.join(words)}`: {done.stderr.strip() or done.returncode}")
 
@@ -51,7 +53,7 @@ def _machine(name: str, hosts: str, within: list[str], user: list[str]) -> Itera
     )
     try:
         if holder.stdout.readline() != "ready\n":
-            raise OSError(holder.communicate(timeout=20)[1].strip() or "unshare failed")
+            raise OSError(holder.communicate(timeout=HANGS)[1].strip() or "unshare failed")
         yield holder.pid
     finally:
         with holder:  # closes its pipes and waits

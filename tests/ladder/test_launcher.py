@@ -134,7 +134,7 @@ if os.environ.get("RANK") == "1":
     opened.open_data = lambda *_: (opened.OpenedData(), ["--train_file book.txt: no such file"])
 elif "RANK" in os.environ:
     from rungwise.run import run
-    run.Run.__enter__ = lambda run: time.sleep(60)
+    run.Run.__enter__ = lambda run: time.sleep(600)
 """
 
 

@@ -28,12 +28,17 @@ def command_of(config):
     return line.removeprefix("#   ").split()
 
 
+def by_its_own_command(config):
+    """That command, at a port that is free: at the usual one, two launches at a time would meet."""
+    return [*LAUNCH, "--main_process_port", "0", *command_of(config)[2:]]
+
+
 @pytest.fixture(scope="module")
 def launched(home):
     """Every file for several processes of one machine, by its own command."""
     results = {}
     for name in ("ddp", "fsdp2", "ddp_cpu", "fsdp2_cpu"):
-        command = [str(BIN / "accelerate"), *command_of(f"accelerate_configs/{name}.yaml")[1:]]
+        command = by_its_own_command(f"accelerate_configs/{name}.yaml")
         flags = [*TINY, *QUIET, "--output_dir", f"runs/{name}", "--save_model"]
         done = run(home, *command, *flags, environment=ON_CPU)
         assert done.returncode == 0, done.stderr
@@ -89,7 +94,7 @@ def test_processes_that_were_asked_for_and_did_not_come(home):
 
 
 def start_two(home, name):
-    command = [*LAUNCH, *command_of("accelerate_configs/ddp_cpu.yaml")[2:], *TINY[:-1], "100000", *QUIET]
+    command = [*by_its_own_command("accelerate_configs/ddp_cpu.yaml"), *TINY[:-1], "100000", *QUIET]
     log = (home / f"{name}.log").open("w")
     process = subprocess.Popen(
         [*command, "--output_dir", f"runs/{name}"],

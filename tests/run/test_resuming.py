@@ -24,7 +24,7 @@ def two_ranks(tmp_path_factory):
         env={**ENVIRONMENT, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
