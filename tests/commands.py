@@ -67,7 +67,8 @@ def trainers(process: subprocess.Popen[Any]) -> dict[int, psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             words = child.cmdline()
             if any(word.endswith("ablate.py") for word in words) and "accelerate.commands.launch" not in words:
-                found[int(child.environ().get("RANK", "0"))] = child
+                # A process that one of them is just starting has its words until it has its own; it is found later.
+                found.setdefault(int(child.environ().get("RANK", "0")), child)
     return found
 
 

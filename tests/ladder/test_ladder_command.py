@@ -1,5 +1,6 @@
 """A real small ladder: killed half way, continued, with every way for a rung to end."""
 
+import contextlib
 import json
 import resource
 import shutil
@@ -33,24 +34,34 @@ rungs:
 
 @pytest.fixture
 def home(tmp_path):
-    yield clone(tmp_path)
-    # A test that failed half way leaves nothing running.
-    for process in psutil.Process().children(recursive=True):
-        process.kill()
+    return clone(tmp_path)
 
 
-def start(home, text, *flags, **options):
-    (home / "some.yaml").write_text(text, encoding="utf-8")
-    command = [sys.executable, "recipes/ladder.py", "--ladder", "some.yaml", *flags]
-    return subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+@pytest.fixture
+def start(home):
+    """Starts the recipe on a ladder file. A test that fails half way leaves nothing running."""
+    started = []
+
+    def started_on(text, **options):
+        (home / "some.yaml").write_text(text, encoding="utf-8")
+        command = [sys.executable, "recipes/ladder.py", "--ladder", "some.yaml"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=home, text=True, **pipes, **options))
+        return started[-1]
+
+    yield started_on
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+                member.kill()
 
 
 def result_of(home, rung):
     return json.loads((home / "runs/some" / rung / "round-1/result.json").read_text(encoding="utf-8"))
 
 
-def test_killed_half_way_and_continued(home):
-    process = start(home, LADDER)
+def test_killed_half_way_and_continued(home, start):
+    process = start(LADDER)
     wait_for_steps(process, home / "runs/some/slow/round-1/metrics.jsonl", 5)
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
@@ -70,13 +81,13 @@ def test_killed_half_way_and_continued(home):
 
     first = result_of(home, "fp32")["environment"]["date"]
     text = LADDER.replace("200000", "14")
-    refused = start(home, text)
+    refused = start(text)
     _, errors = refused.communicate(timeout=HANGS)
     assert refused.returncode == 2 and "--max_steps 14" in errors and "--fresh" in errors
 
     known = home / "runs/some/ladder.json"
     known.write_text(known.read_text().replace("200000", "14"))
-    again = start(home, text)
+    again = start(text)
     output, errors = again.communicate(timeout=HANGS)
     assert again.returncode == 0, output + errors
     assert len(list((home / "runs/some/wandb").glob("offline-run-*"))) == 1
@@ -102,8 +113,8 @@ def test_killed_half_way_and_continued(home):
     assert "accum" not in (home / "runs/some/ladder.csv").read_text()
 
 
-def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home):
-    process = start(home, LADDER)
+def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home, start):
+    process = start(LADDER)
     wait_for_steps(process, home / "runs/some/slow/round-1/metrics.jsonl", 5)
     [killed] = trainers(process).values()
     killed.kill()
@@ -113,9 +124,9 @@ def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home):
     assert "ended before it was finished (killed?)" in output
 
 
-def test_every_end_is_a_row_and_a_run_of_one_group(home):
+def test_every_end_is_a_row_and_a_run_of_one_group(home, start):
     limit = 14 * 2**30
-    process = start(home, ENDS, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    process = start(ENDS, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
     output, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 1, output + errors
     statuses = {rung: result_of(home, rung)["status"] for rung in ("fp32", "too-large", "diverges", "offload")}
