@@ -13,12 +13,10 @@ from typing import Any
 import ablate
 import psutil
 from accelerate.state import AcceleratorState, GradientState
-from harness import MODEL, ROOT
+from harness import HANGS, MODEL, ROOT
 
 BIN = Path(sys.executable).parent
 LAUNCH = [str(BIN / "accelerate"), "launch"]
-# Ends what hangs; no busy machine needs so long.
-HANGS = 600
 TINY = [
     "--config_overrides",
     MODEL.replace("vocab_size=128", "vocab_size=256"),

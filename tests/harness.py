@@ -38,6 +38,8 @@ from transformers import PreTrainedTokenizerFast
 ROOT = Path(__file__).parent.parent
 # Of another Python process that imports what the tests import.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+# Seconds. Ends what hangs; no busy machine needs so long.
+HANGS = 1800
 # A small file of text, ASCII: some 140 lines, half of them shorter than a row.
 LINES = str(ROOT / "constraints.txt")
 MODEL = "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"
@@ -217,7 +219,7 @@ def packages(modules: Iterable[str]) -> set[str]:
 def wandb_records(folder: Path, *options: str) -> str:
     """What W&B's own reader prints of a run's folder: a line of JSON a record, or one object with --summary."""
     reader = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", *options, str(folder)]
-    return subprocess.run(reader, capture_output=True, text=True, check=True, timeout=600).stdout
+    return subprocess.run(reader, capture_output=True, text=True, check=True, timeout=HANGS).stdout
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

@@ -11,7 +11,7 @@ import sys
 from rungwise.terminal import NEAREST, print_anything
 
 import pytest
-from harness import ENVIRONMENT, ROOT
+from harness import ENVIRONMENT, HANGS, ROOT
 
 SOURCES = [*(ROOT / "src" / "rungwise").glob("*.py"), *(ROOT / "recipes").glob("*.py")]
 COMMANDS = [path.stem for path in (ROOT / "recipes").glob("*.py")]
@@ -66,7 +66,7 @@ def test_a_real_report_on_a_terminal_that_knows_ascii_alone(tmp_path):
     shutil.copytree(ROOT / "tests" / "stored" / "ladder", tmp_path / "ladder")
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     command = [sys.executable, str(ROOT / "recipes" / "ladder.py"), "--report_only", str(tmp_path / "ladder")]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=600, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=HANGS, check=False)
     said = done.stdout.decode("ascii")
     assert b"Traceback" not in done.stderr and done.returncode == 0, done.stderr
     page = (tmp_path / "ladder" / "report.md").read_text(encoding="utf-8")

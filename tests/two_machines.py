@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from commands import HANGS
+from harness import HANGS
 
 INTERFACE = "eth0"  # in both
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen by nobody else, so two tests at once do not collide

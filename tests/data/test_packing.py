@@ -18,6 +18,7 @@ import pytest
 import torch
 from harness import (
     ENVIRONMENT,
+    HANGS,
     ROOT,
     build_dataset,
     data_errors,
@@ -140,7 +141,7 @@ def test_texts_are_tokenized_once_for_all_runs(tmp_path):
     path.write_text("w1 w2 w3 w4\n" * 50)
     assert tokenizer_calls(path, tokenizer) == 1
     command = [sys.executable, "-c", COUNTED, str(path), tokenizer]
-    done = subprocess.run(command, cwd=ROOT, env=HERE, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, env=HERE, capture_output=True, text=True, timeout=HANGS)
     # No bar where there is no terminal, and no warning that a cache cannot be used.
     assert (done.stdout, done.stderr) == ("0\n", "")
     path.write_text("w1 w2 w3 w5\n" * 50)

@@ -10,8 +10,8 @@ import sys
 
 import psutil
 import pytest
-from commands import HANGS, clone, running, trainers, wait_for_steps
-from harness import wandb_records
+from commands import clone, running, trainers, wait_for_steps
+from harness import HANGS, wandb_records
 
 LADDER = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,

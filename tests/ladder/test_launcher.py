@@ -9,7 +9,7 @@ from rungwise.ladder.processes import last_words
 from rungwise.run.configure import check
 
 import pytest
-from harness import ENVIRONMENT, TINY
+from harness import ENVIRONMENT, HANGS, TINY
 
 FP32 = "accelerate_configs/fp32.yaml"
 DEFAULTS = {
@@ -127,14 +127,14 @@ def test_the_last_words_of_a_rung_are_its_own(log):
     assert last_words(log) == SAID[log]
 
 
-ONE_IS_REFUSED = """
+ONE_IS_REFUSED = f"""
 import os, time
 if os.environ.get("RANK") == "1":
     from rungwise.data import opened
     opened.open_data = lambda *_: (opened.OpenedData(), ["--train_file book.txt: no such file"])
 elif "RANK" in os.environ:
     from rungwise.run import run
-    run.Run.__enter__ = lambda run: time.sleep(600)
+    run.Run.__enter__ = lambda run: time.sleep({HANGS})
 """
 
 

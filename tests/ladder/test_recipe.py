@@ -14,7 +14,7 @@ from rungwise.result_file import write_result
 
 import ladder as recipe
 import pytest
-from harness import ROOT, packages
+from harness import HANGS, ROOT, packages
 from results import result
 
 STORED = ROOT / "tests" / "stored" / "ladder"
@@ -146,7 +146,7 @@ def test_a_report_alone_answers_at_once_and_loads_no_framework(tmp_path):
     """Its table stands there before anything is loaded but what reads files and sees processes; pictures follow."""
     folder = Path(shutil.copytree(STORED, tmp_path / "ladder"))
     command = [sys.executable, "-c", REPORT_ONLY, str(folder)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANGS)
     found = json.loads(ran.stdout)
     assert found["code"] == 0 and [name for name in HEAVY if name in found["loaded"]] == []
     assert packages(found["table"]) == {"filelock", "psutil", "yaml"}

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
-from commands import BIN, HANGS, LAUNCH, TINY, clone, result_of, run, wait_for_steps
-from harness import wandb_records
+from commands import BIN, LAUNCH, TINY, clone, result_of, run, wait_for_steps
+from harness import HANGS, wandb_records
 from transformers import AutoModelForCausalLM
 
 

@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import BIN, HANGS, LAUNCH, TINY, clone, result_of, run, running, trainers, wait_for_steps
+from commands import BIN, LAUNCH, TINY, clone, result_of, run, running, trainers, wait_for_steps
 from fake_slurm import sbatch
-from harness import ROOT
+from harness import HANGS, ROOT
 from transformers import AutoModelForCausalLM
 from two_machines import INTERFACE, two_machines, why_not
 

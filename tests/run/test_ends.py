@@ -16,8 +16,7 @@ from rungwise.run.run import Run
 from rungwise.techniques import build_accelerator
 
 import pytest
-from commands import HANGS
-from harness import tiny_settings
+from harness import HANGS, tiny_settings
 
 
 @pytest.fixture

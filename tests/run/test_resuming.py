@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import ENVIRONMENT, ROOT, largest_difference
+from harness import ENVIRONMENT, HANGS, ROOT, largest_difference
 from safetensors.torch import load_file
 
 CASES = [f"{engine}-{precision}" for engine in ("ddp", "fsdp2") for precision in ("no", "bf16", "fp16")]
@@ -24,7 +24,7 @@ def two_ranks(tmp_path_factory):
         env={**ENVIRONMENT, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness import (
     ENVIRONMENT,
+    HANGS,
     LINES,
     ROOT,
     build_dataset,
@@ -51,7 +52,7 @@ def saved_by(name, folder):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
