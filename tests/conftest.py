@@ -24,6 +24,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState  # noqa: E402
 from harness import ROOT  # noqa: E402
+from rungwise.device import native_precision  # noqa: E402
+from rungwise.techniques import product_kernels  # noqa: E402
 
 # Times on a busy machine say nothing about an input.
 hypothesis.settings.register_profile(
@@ -49,6 +51,17 @@ def _fresh_state(monkeypatch: pytest.MonkeyPatch):
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
+def _kernels_by_instructions(monkeypatch: pytest.MonkeyPatch):
+    """What is faster on a busy machine is not to decide how a test comes out."""
+
+    def rates(dtype: torch.dtype) -> dict[str, float]:
+        native = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype] in native_precision(torch.device("cpu"))
+        return {"pytorch": 1.0, "rungwise": 0.5 if native else 2.0}
+
+    monkeypatch.setattr(product_kernels, "measure", rates)
 
 
 @pytest.fixture

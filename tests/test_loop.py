@@ -12,7 +12,6 @@ from rungwise.data.loader import build_dataloader
 from rungwise.data.sampling import EpochSampler
 from rungwise.loop import DataEnded, Diverged, train
 from rungwise.metrics.throughput import StepMeter
-from rungwise.techniques import build_accelerator, cpu_matmul, mixed_precision
 
 import pytest
 import torch
@@ -257,24 +256,3 @@ def test_the_loop_drives_only_what_it_is_given(fp32):
     assert steps[-1].loss < steps[0].loss
     assert [s.timed for s in steps] == [False, True, True, True, True]
     assert all(s.tokens == 4 * 7 for s in steps)
-
-
-def test_emulated_products_are_only_used_where_they_are_needed(fp32):
-    """On a processor with bf16 instructions PyTorch's own kernels stay in place for bf16."""
-    from rungwise.device import native_precision
-
-    if "bf16" in native_precision(torch.device("cpu")) and "fp16" in native_precision(torch.device("cpu")):
-        assert cpu_matmul._library is None
-    else:
-        train_tiny(tiny_settings("--max_steps", "4", config="accelerate_configs/fp16.yaml"))
-        assert cpu_matmul._library is not None
-
-
-def test_pure_bf16_is_emulated_where_bf16_is(monkeypatch):
-    installed = []
-    monkeypatch.setattr(mixed_precision, "native_precision", lambda device: ["fp32"])
-    monkeypatch.setattr(mixed_precision.cpu_matmul, "install", lambda: installed.append(True))
-    build_accelerator(tiny_settings())
-    assert installed == []
-    build_accelerator(tiny_settings("--dtype", "bfloat16"))
-    assert installed == [True]

@@ -13,7 +13,9 @@ SCRIPT = textwrap.dedent(
     g = torch.Generator().manual_seed(0)
     a32, b32 = torch.randn(70, 33, generator=g), torch.randn(33, 5, generator=g)
     before = a32 @ b32, torch.addmm(torch.ones(5), a32, b32, alpha=2), (a32.int() @ b32.int())
-    cpu_matmul.install(); cpu_matmul.install()
+    half = torch.randn(700, 600, generator=g).bfloat16()
+    own = half @ half.t()
+    cpu_matmul.use(cpu_matmul.HALF); cpu_matmul.use(cpu_matmul.HALF)
     after = a32 @ b32, torch.addmm(torch.ones(5), a32, b32, alpha=2), (a32.int() @ b32.int())
     assert all(torch.equal(x, y) for x, y in zip(before, after))
 
@@ -42,6 +44,22 @@ SCRIPT = textwrap.dedent(
         close(torch.baddbmm(bias, a, b), exact + bias.double(), unit)
         big, small = torch.randn(3, 900, 64, generator=g).to(dtype), torch.randn(3, 64, 900, generator=g).to(dtype)
         close(torch.bmm(big, small), torch.bmm(big.double(), small.double()), unit)
+
+    # What measures them computes what they compute.
+    a, b = (torch.randn(shape, generator=g).bfloat16() for shape in ((600, 700), (700, 300)))
+    assert torch.equal(cpu_matmul.product(a, b), a @ b)
+
+    # Switched off they leave no trace, and each dtype has a switch of its own.
+    calls = []
+    blocks, cpu_matmul._blocks = cpu_matmul._blocks, lambda *given: calls.append(given[1].dtype) or blocks(*given)
+    for used in (cpu_matmul.HALF, (torch.float16,), ()):
+        cpu_matmul.use(used)
+        for dtype in cpu_matmul.HALF:
+            calls.clear()
+            torch.ones(2, 2, dtype=dtype) @ torch.ones(2, 2, dtype=dtype)
+            assert calls == ([dtype] if dtype in used else [])
+    assert torch.equal(half @ half.t(), own)
+    cpu_matmul.use(cpu_matmul.HALF)
 
     try:
         torch.randn(2, 2).bfloat16() @ torch.randn(2, 2)

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Collection
+from functools import cache
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -48,12 +49,14 @@ def model_flops_per_row(
     return None
 
 
+@cache
 def matmul_flops_per_second(
     device: torch.device, precision: str, seconds: float = 0.3, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """The best rate of a square matrix multiply on this device in the run's dtype, in FLOPs a second.
+    """The best rate of a square matrix multiply on this device in a precision's dtype, in FLOPs a second.
 
-    It is the best of as many as fill so many seconds by `clock`, and of no fewer than two.
+    It is the best of as many as fill so many seconds by `clock`, and of no fewer than two, by the kernels that are in
+    use when it is first asked for; a process measures once.
     """
     dtype = getattr(torch, COMPUTE_DTYPES[precision])
     size = 1024 if device.type == "cpu" else 8192

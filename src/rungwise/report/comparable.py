@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-# These change neither how fast a run is nor what its figures mean. The number of processes is a setting.
-INCIDENTAL = ("date", "git_commit", "threads_origin", "local_processes")
+# These change neither how fast a run is nor what its figures mean, or were measured and come out a little different
+# each time. The number of processes is a setting.
+INCIDENTAL = ("date", "git_commit", "threads_origin", "local_processes", "kernel_gflops", "matmul_gflops")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The entries of two environments that differ and matter, each with both of its values.
 
-    Cores are shared among the processes of a machine, so that threads are compared where there are as many processes.
+    Cores are shared among the processes of a machine, so that threads are compared where there are as many processes;
+    the kernels of products, where both compute in the same precision.
     """
     apart = {
         name: (before.get(name), after.get(name))
@@ -19,7 +21,16 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     }
     if before.get("local_processes") != after.get("local_processes"):
         apart.pop("threads", None)
+    if _same_kernels(before.get("matmul_kernels"), after.get("matmul_kernels")):
+        apart.pop("matmul_kernels", None)
     return apart
+
+
+def _same_kernels(before: Mapping[str, str] | None, after: Mapping[str, str] | None) -> bool:
+    """Whether no precision is computed by other kernels; what an older result does not say may be anything."""
+    if before is None or after is None:
+        return not before and not after
+    return all(before[precision] == after[precision] for precision in before.keys() & after.keys())
 
 
 def why_not_comparable(

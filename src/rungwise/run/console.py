@@ -48,11 +48,8 @@ def settings_block(
     )
     for text in (f"defaults: {defaults}", f"{OWN}: {own}" if own else ""):
         lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    if settings.precision not in ("no", *environment["native_precision"]):
-        lines.append(
-            f"  This processor has no {settings.precision} instructions: memory and loss are those of "
-            f"{settings.precision}, the speed is not."
-        )
+    if settings.precision != "no":
+        lines.append(f"  {_products(settings.precision, environment)}")
     for part, report in (data or {}).items():
         lines += textwrap.wrap(
             f"{part}: {_data(report)}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
@@ -61,6 +58,15 @@ def settings_block(
         shown = first_row if len(first_row) <= FIRST_ROW else f"{first_row[:FIRST_ROW]}..."
         lines.append(f"  first row: {json.dumps(shown, ensure_ascii=False)}")
     return "\n".join(lines)
+
+
+def _products(precision: str, environment: dict[str, Any]) -> str:
+    """How fast products in half precision are beside those in fp32, and whose kernels compute them."""
+    own, fp32 = (environment["matmul_gflops"][name] for name in (precision, "fp32"))
+    blocks = environment["matmul_kernels"].get(precision) == "rungwise"
+    how = ", computed in fp32 and rounded" if blocks else ""
+    slower = f"; they are slower in {precision} here" if own < fp32 else ""
+    return f"Matrix products: {own:,.0f} GFLOP/s in {precision}{how}; {fp32:,.0f} in fp32{slower}"
 
 
 def _data(report: dict[str, Any]) -> str:

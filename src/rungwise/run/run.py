@@ -25,7 +25,7 @@ from ..model.model import save_model
 from ..result_file import write_reason
 from ..settings.fields import Settings
 from ..signals import Signals, Terminated
-from ..techniques import lora
+from ..techniques import lora, product_kernels
 from ..techniques.compile_record import CompileRecord
 from ..techniques.evidence import Evidence
 from . import checkpoint, eager_run
@@ -72,7 +72,7 @@ class Run:
         settings, device = self.settings, accelerator.device
         self.memory = MemoryMeter(device)
         self.meter = StepMeter(device, self.memory, settings.untimed_steps)
-        self.record.environment = describe(device)
+        self.record.environment = describe(device) | product_kernels.describe(settings, device)
         self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.precision)
         self.accelerator = accelerator
         self.resumed = checkpoint.agree(self.resumed)

@@ -25,6 +25,7 @@ from . import (
     lora,
     mixed_precision,
     optimizer,
+    product_kernels,
     torch_compile,
 )
 from .compile_record import CompileRecord
@@ -62,7 +63,7 @@ def build_accelerator(settings: Settings) -> Accelerator:
         threads.share_cores()
         # Models with kernels of their own, as Mamba 2, advise to install them; none of them runs on a CPU.
         logging.getLogger("transformers.integrations.hub_kernels").addFilter(_not_about_kernels)
-    mixed_precision.install(settings, device)
+    mixed_precision.install()
     sharding = fsdp.plugin(settings)
     accelerator = Accelerator(
         cpu=device == "cpu",
@@ -79,6 +80,7 @@ def build_accelerator(settings: Settings) -> Accelerator:
     if device == "cpu" and sharding is not None:
         fsdp.shard_on_cpu(accelerator, sharding)
     mixed_precision.scale_gradients(accelerator, settings)
+    product_kernels.choose(accelerator, settings)
     return accelerator
 
 

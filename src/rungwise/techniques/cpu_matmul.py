@@ -1,9 +1,9 @@
-"""bf16 and fp16 matrix products for CPUs that have no instructions for them.
+"""bf16 and fp16 matrix products for CPUs whose own are slow: `product_kernels` decides where that is so.
 
-There PyTorch falls back to a plain loop, so slow for GPT-2's layers that a laptop could not climb the ladder
-(`python -m rungwise.techniques.cpu_matmul` measures it). This computes the same products block by block in fp32 and
-rounds the result, which is what the instructions do too. Numbers and memory are those of the dtype asked for; the
-speed is this processor's, and a run says so.
+Without instructions for a dtype PyTorch falls back to a plain loop, so slow for GPT-2's layers that a laptop could not
+climb the ladder (`python -m rungwise.techniques.cpu_matmul` measures it). This computes the same products block by
+block in fp32 and rounds the result, which is what the instructions do too. Numbers and memory are those of the dtype
+asked for; the speed is this processor's in fp32, and a run says so.
 
 Kernels are replaced as `torch.library.get_kernel` documents it: every other dtype goes on to the original.
 """
@@ -11,7 +11,7 @@ Kernels are replaced as `torch.library.get_kernel` documents it: every other dty
 import itertools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -23,10 +23,29 @@ HALF = (torch.bfloat16, torch.float16)
 OPERATORS = ("mm", "bmm", "addmm", "baddbmm")
 
 _library: torch.library.Library | None = None
+_used: frozenset[torch.dtype] = frozenset()
 
 
-def install() -> None:
-    """Replaces the CPU kernels of mm, bmm, addmm and baddbmm for bf16 and fp16, in this process, once."""
+def used() -> frozenset[torch.dtype]:
+    """The dtypes whose products these kernels compute in this process."""
+    return _used
+
+
+def use(dtypes: Collection[torch.dtype]) -> None:
+    """Has these kernels compute the products of these dtypes, of bf16 and fp16, in this process, and of no others."""
+    global _used
+    _used = frozenset(dtypes)
+    if _used:
+        _install()
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a (M, K) @ b (K, N) by these kernels, whichever are in use."""
+    return _product(torch.mm, a, b, None, a.new_empty(a.shape[0], b.shape[1]))
+
+
+def _install() -> None:
+    """Replaces the CPU kernels of mm, bmm, addmm and baddbmm, once."""
     global _library
     if _library is not None:
         return
@@ -45,7 +64,7 @@ def _kernel(name: str) -> Callable[..., torch.Tensor]:
 
     def kernel(keys: Any, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
         *bias, a, b = tensors
-        if a.dtype not in HALF or any(t.dtype != a.dtype for t in tensors):
+        if a.dtype not in _used or any(t.dtype != a.dtype for t in tensors):
             return original.call_boxed(keys, *tensors, **options)
         shape = (*a.shape[:-1], b.shape[-1])
         out = options.get("out")
@@ -120,7 +139,7 @@ def main() -> None:
     """Prints how long one product takes in each dtype, with PyTorch's kernels and with these."""
     dtypes = (torch.float32, *HALF)
     before = [_milliseconds(dtype) for dtype in dtypes]
-    install()
+    use(HALF)
     after = [_milliseconds(dtype) for dtype in dtypes]
     print("(1024, 256) @ (256, 1024) + bias   PyTorch ms   Rungwise ms")
     for dtype, old, new in zip(dtypes, before, after, strict=True):

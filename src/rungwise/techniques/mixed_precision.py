@@ -9,10 +9,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from .. import float32
-from ..device import native_precision
 from ..settings.choices import COMPUTE_DTYPES
 from ..settings.fields import Settings
-from . import cpu_matmul, grouped_mm_autocast
+from . import grouped_mm_autocast
 from .seen import TOLERANCE, Seen, dtype_name
 
 DTYPES = {precision: getattr(torch, name) for precision, name in COMPUTE_DTYPES.items()}
@@ -23,10 +22,8 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     return float32.validate(settings, device_type)
 
 
-def install(settings: Settings, device_type: str) -> None:
-    """Puts kernels in place for what autocast leaves out, and for a processor without the instructions."""
-    if device_type == "cpu" and settings.precision not in ("no", *native_precision(torch.device("cpu"))):
-        cpu_matmul.install()
+def install() -> None:
+    """Puts kernels in place for what autocast leaves out."""
     grouped_mm_autocast.install()
     float32.exact_convolutions()
     float32.set_tf32(settings.tf32)
