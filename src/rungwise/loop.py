@@ -12,7 +12,9 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.profiler import record_function
 
+from .metrics.step_classes import DATA
 from .metrics.throughput import StepMeter
 
 
@@ -82,7 +84,8 @@ def train(
         learning_rate = float(scheduler.get_last_lr()[0])  # torchao's optimizers keep a tensor
         loss_scale = accelerator.scaler.get_scale() if accelerator.scaler else None
         with meter.step() as time:
-            window = list(islice(batches, accumulation))
+            with record_function(DATA):
+                window = list(islice(batches, accumulation))
             if len(window) < accumulation:
                 raise DataEnded(_why_ended(number, first_step, max_steps, accumulation, len(window)))
             tokens = sum(_tokens_with_loss(batch) for batch in window)

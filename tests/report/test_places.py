@@ -33,6 +33,7 @@ def made_results(draw: st.DrawFn) -> dict[str, Any]:
     made["memory"]["peak_allocated_mib"] = sum(sizes.values()) + 1
     made["memory"]["activations_mib"] += 1
     speed = {"step_ms_median": median, "step_ms_p10": low, "step_ms_p90": high, "tokens_per_second": draw(TIME)}
+    speed |= {"model_tflops": draw(TIME), "utilization": draw(st.floats(0.01, 1))} if draw(st.booleans()) else {}
     made["throughput"] |= speed if draw(st.integers(0, 5)) else dict.fromkeys(speed)
     made["throughput"]["disturbed"] = draw(st.sampled_from([None, None, None, "the mean is 12% over the median"]))
     if not draw(st.integers(0, 7)):
@@ -65,6 +66,10 @@ def expected(rung: RungResult) -> dict[str, Any]:
     row["step_ms_low"] = min(speed["step_ms_p10"] for speed in speeds)
     row["step_ms_high"] = max(speed["step_ms_p90"] for speed in speeds)
     row["tokens_per_second"] = statistics.median([speed["tokens_per_second"] for speed in speeds])
+    # Where a model's FLOPs cannot be counted, there is no such rate.
+    counted = [speed for speed in speeds if speed.get("utilization") is not None]
+    for name in ("model_tflops", "utilization"):
+        row[name] = statistics.median([speed[name] for speed in counted]) if counted else None
     row["disturbed"] = any(s["disturbed"] for s in speeds) or row["step_ms_high"] > 2 * row["step_ms_low"]
     return row
 
@@ -98,10 +103,12 @@ def test_tables_say_what_the_results_say(rungs):
             step = f"{figures['step_ms']:,.0f} ({figures['step_ms_low']:,.0f}–{figures['step_ms_high']:,.0f})"
             step += " disturbed" if figures["disturbed"] else ""
         loss = "" if figures["last_loss"] is None else f"{figures['last_loss']:.4f}"
-        assert (cells[2], cells[6], cells[10]) == (peak, step, loss)
+        assert (cells[2], cells[6], cells[12]) == (peak, step, loss)
         assert all(text in words for text in (peak, step, loss)) and ("disturbed" in words) == ("disturbed" in step)
         rate = figures.get("tokens_per_second")
         assert cells[7] == ("" if rate is None else f"{rate:,.0f}") and cells[7] in words
+        rates = [figures.get(name) for name in ("model_tflops", "utilization")]
+        assert cells[9:11] == (["", ""] if None in rates else [f"{rates[0]:,.2f}", f"{rates[1]:.1%}"])
         both = one is not rungs[0] and None not in (first["peak_mib"], figures["peak_mib"])
         assert cells[3] == (f"{figures['peak_mib'] / first['peak_mib'] - 1:+.1%}" if both else "")
         both = one is not rungs[0] and None not in (first["step_ms"], figures["step_ms"])

@@ -303,6 +303,25 @@ def test_the_sum_of_all_processes_stands_beside_the_largest():
     assert "of the largest process; 9.0 MiB in all of them" in summary_block(result, [])
 
 
+def test_the_summary_says_where_a_step_went_or_why_nobody_knows():
+    result = Record(tiny_settings(), status="ok").as_dict()
+    spent = {"products": 50.4, "attention": 20.0, "fused": 0.0, "loss": 15.0, "normalisation": 0.3, "activation": 2.0}
+    spent |= {"optimizer": 6.3, "data": 0.0, "rest": 6.0}
+    result["profile"] = {f"{name}_ms": ms for name, ms in {"step": 100.0, **spent}.items()}
+    # One line or two, as it fits.
+    text = " ".join(summary_block(result, []).split())
+    assert "of an untimed step: products 50%, attention 20%, loss 15%, optimizer 6%, activation 2%, rest 6%" in text
+    result["profile"] |= {"fused_ms": 40.0, "products_ms": 10.4, "data_ms": 2.0}
+    lines = summary_block(result, []).splitlines()
+    [start] = [n for n, line in enumerate(lines) if line.startswith("  profile ")]
+    assert lines[start].startswith("  profile      of an untimed step: fused by the compiler 40%, attention 20%, ")
+    assert max(map(len, lines[start : start + 2])) <= 100 and lines[start + 1].endswith("rest 6%")
+    result["profile"] = {"step_ms": None, "reason": "why"}
+    assert "  profile      not known: why" in summary_block(result, [])
+    result["status"] = "failed"
+    assert "profile  " not in summary_block(result, [])
+
+
 def test_metrics_by_name():
     record = Record(tiny_settings(num_processes=2, global_batch_size=8), row_flops=10**9, matmul_flops_per_second=16e9)
     assert "perf/step_ms" not in record.add(step(timed=False))

@@ -26,6 +26,16 @@ class Window(Protocol):
     def window(self) -> AbstractContextManager[None]: ...
 
 
+class Profile(Protocol):
+    """What `StepMeter` needs of the step's profile."""
+
+    wanted: bool
+
+    def forget(self) -> None: ...
+
+    def window(self) -> AbstractContextManager[None]: ...
+
+
 @dataclass
 class StepTime:
     """How long one optimizer step took, whether it counts, and the peak memory up to its end where it is known."""
@@ -38,9 +48,9 @@ class StepTime:
 class StepMeter:
     """Times optimizer steps in three phases that never mix.
 
-    First, steps under the memory meter, until it has seen a whole step; then untimed steps up to `untimed_steps`;
-    then the timed ones. fp16 can skip its first steps, which makes the first phase longer. A step in which something
-    was compiled is never timed.
+    First, steps under the memory meter, until it has seen a whole step; then untimed steps up to `untimed_steps`, one
+    of them under the profiler; then the timed ones. fp16 can skip its first steps, which makes the first phase longer.
+    A step in which something was compiled is never timed, and none whose profile is kept.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class StepMeter:
         self.seen = 0
         # How often the compiler has been at work: a step in which it was is not timed.
         self.compilations: Callable[[], int] = lambda: 0
+        self.profile: Profile | None = None
 
     @contextmanager
     def step(self) -> Iterator[StepTime]:
@@ -61,13 +72,17 @@ class StepMeter:
         self.seen += 1
         metered, compilations = not self.memory.done, self.compilations()
         timing = StepTime(timed=not metered and self.seen > self.untimed_steps)
-        with self.memory.window() if metered else nullcontext():
+        profiled = not metered and not timing.timed and self.profile is not None and self.profile.wanted
+        with self.memory.window() if metered else self.profile.window() if profiled else nullcontext():
             synchronize(self.device)
             started = self.clock()
             yield timing
             synchronize(self.device)
             timing.seconds = self.clock() - started
-        timing.timed &= self.compilations() == compilations
+        if self.compilations() != compilations:
+            timing.timed = False
+            if profiled:
+                self.profile.forget()
         if self.memory.done:
             timing.peak_bytes = self.memory.peak_bytes()
 

@@ -1,10 +1,12 @@
 """The pictures of a report, sized for a README. Colour-blind readers tell their colours (Okabe and Ito's) apart."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 
+from .profile_plot import profile_bars
 from .rung_result import OWNERS, RungResult, eager_and_compiled, pairs
 
 matplotlib.use("Agg")
@@ -37,6 +39,7 @@ def draw(rungs: list[RungResult], folder: Path) -> list[Path]:
         "accumulation.png": accumulation,
         "memory_budget.png": memory_budget,
         "memory_timeline.png": timelines,
+        "profile.png": partial(profile_bars, width=WIDTH, colours=COLOURS),
     }
     drawn = []
     with plt.rc_context(STYLE):

@@ -9,6 +9,7 @@ from ..errors import SettingsError
 from ..result_file import write_json
 from .checks import Check, run_checks
 from .compiled import compiled_lines, compiled_rows
+from .profiles import TITLE, profile_rows, profile_section
 from .rung_result import OWNERS, RungResult, load
 from .table import COLUMNS, conditions, step_words, table
 
@@ -18,6 +19,7 @@ PICTURES = {
     "accumulation.png": "What accumulation saves and costs",
     "memory_budget.png": "What the compiler's memory budget saves and costs",
     "memory_timeline.png": "Memory over one training step",
+    "profile.png": TITLE,
 }
 
 
@@ -76,6 +78,7 @@ def write_report(report: Report, folder: Path) -> None:
         "nothing_compared": report.nothing_compared,
         "rows": report.rows,
         "compiled": report.compiled,
+        "profiles": profile_rows(report.rungs),
         "checks": [asdict(check) for check in report.checks],
     }
     write_json(folder / "report.json", content)
@@ -112,6 +115,7 @@ def markdown(report: Report, title: str) -> str:
         lines += [*disturbed, ""]
     if report.compiled:
         lines += ["## Compiling", "", *compiled_lines(report.compiled), "", COMPILE_NOTES, ""]
+    lines += profile_section(profile_rows(report.rungs))
     lines += ["## Checks", "", "| check | rungs | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
     for check in report.checks:
         cells = (check.claim, " → ".join(check.rungs), f"**{check.verdict}**", check.measured, check.bound)
@@ -139,6 +143,8 @@ def markdown_table(report: Report) -> list[str]:
             _step(row),
             _number(row["tokens_per_second"]),
             _speed_change(row, report.rows[0]),
+            _number(row["model_tflops"], 2),
+            "" if row["utilization"] is None else f"{row['utilization']:.1%}",
             _number(row["compile_seconds"], 1),
             _number(row["last_loss"], 4),
             _signed(row["loss_vs_fp32"]),
@@ -194,7 +200,7 @@ def terminal_table(report: Report) -> str:
 NOT_COMPARED = "Speeds are not compared"
 HEADS = (
     "rung | status | peak MiB | vs first | vs before | params / grads / optimizer / activations | "
-    "step ms (spread) | tokens/s | vs first | compile s | last loss | vs fp32"
+    "step ms (spread) | tokens/s | vs first | TFLOP/s | utilization | compile s | last loss | vs fp32"
 )
 
 NOTES = """\
@@ -202,7 +208,7 @@ Memory is the allocator's peak; activations are what the other owners leave of i
 a step is from the 10th to the 90th percentile of its steps, over several rounds from the lowest to the highest. Speed
 is compared by the median step; ≈ marks steps whose spreads overlap, or of which one was disturbed: no difference is
 claimed. A rung is disturbed if p90 is over twice p10, or if mean and median lie over 10% apart. Losses are compared at
-the last step."""
+the last step. Model FLOPs leave out what is computed again; utilization is their rate over a square product's."""
 
 COMPILE_NOTES = """\
 Compile seconds are those in which the compiler was at work, forward and backward; no timed step is among them. They

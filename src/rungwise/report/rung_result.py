@@ -82,10 +82,20 @@ class RungResult:
         why = next((speed["disturbed"] for speed in timed if speed.get("disturbed")), None)
         return Spread(median, low, high, why or disturbance(median, low, high), environment)
 
+    def rate(self, name: str) -> float | None:
+        """What was done a second, or its share of what the device can do: the median of all rounds that claim it."""
+        rates = [r["throughput"][name] for r in self.rounds if r["throughput"].get(name)]
+        return statistics.median(rates) if rates and self.ok else None
+
     @property
     def tokens_per_second(self) -> float | None:
-        rates = [r["throughput"]["tokens_per_second"] for r in self.rounds if r["throughput"].get("tokens_per_second")]
-        return statistics.median(rates) if rates and self.ok else None
+        return self.rate("tokens_per_second")
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """Where a step's time went, as in `result.json`, in the first round that knows. Older results do not."""
+        found = [result["profile"] for result in self.rounds if result.get("profile")]
+        return next((profile for profile in found if profile["step_ms"] is not None), found[0] if found else {})
 
     @property
     def compile_seconds(self) -> float | None:

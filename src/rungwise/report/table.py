@@ -22,6 +22,8 @@ COLUMNS = (
     "disturbed",
     "tokens_per_second",
     "speed_vs_first",
+    "model_tflops",
+    "utilization",
     "compile_seconds",
     "last_loss",
     "loss_vs_fp32",
@@ -56,6 +58,8 @@ def table(rungs: list[RungResult]) -> list[dict[str, Any]]:
                 "disturbed": step.disturbed if step else None,
                 "tokens_per_second": rung.tokens_per_second,
                 "speed_vs_first": longer(step, first.step_ms) if rung is not first else None,
+                "model_tflops": rung.rate("model_tflops"),
+                "utilization": rung.rate("utilization"),
                 "compile_seconds": rung.compile_seconds,
                 "last_loss": rung.last_loss,
                 "loss_vs_fp32": rung.last_loss - fp32.last_loss

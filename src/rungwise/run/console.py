@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from ..loop import Step
 from ..metrics.throughput import LEAST_TIMED_STEPS
+from ..report.profiles import LABELS
 from ..settings.fields import FIELDS, OWN, Settings
 
 WIDTH = 100
@@ -19,6 +20,8 @@ PROGRESS_LINES = 10
 REASONS = 3
 # Letters of the first row, about a line.
 FIRST_ROW = 80
+# Of a step's time, in the summary of a run.
+LEAST_SHARE = 0.005
 EMPTY = "  (skipped: no token in its window carries a loss)"
 
 
@@ -158,6 +161,8 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
     elif result["status"] == "ok":
         text = f"not claimed: {speed['timed_steps']} timed steps{whose}, {LEAST_TIMED_STEPS} are needed"
         lines += _row("speed", text)
+    if result["profile"] and result["status"] == "ok":
+        lines += _profile_rows(result["profile"])
     if result["compile"]:
         lines += _compile_rows(result["compile"])
     if result["amp"]:
@@ -175,6 +180,18 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
     for line in where:
         lines += _row("tracker", line)
     return "\n".join(lines)
+
+
+def _profile_rows(profile: dict[str, Any]) -> list[str]:
+    """Where a step's time went, the largest share first and what is left last."""
+    if profile["step_ms"] is None:
+        return _row("profile", f"not known: {profile['reason']}")
+    spent = {LABELS[name]: profile[f"{name}_ms"] / profile["step_ms"] for name in LABELS}
+    rest = spent.pop(LABELS["rest"])
+    known = sorted((share, name) for name, share in spent.items() if share >= LEAST_SHARE)[::-1]
+    shares = ", ".join(f"{name} {share:.0%}" for share, name in [*known, (rest, LABELS["rest"])])
+    first, *more = textwrap.wrap(f"of an untimed step: {shares}", WIDTH - len(_row("", "")[0]))
+    return _row("profile", first) + [line for part in more for line in _row("", part)]
 
 
 def _compile_rows(compiled: dict[str, Any]) -> list[str]:

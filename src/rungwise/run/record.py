@@ -28,6 +28,7 @@ class Record:
     evidence: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, float | None] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     # How many of the steps an earlier process took: their losses are the run's, their speed is not this process's.
     restored_steps: int = 0
@@ -132,6 +133,7 @@ class Record:
                 "memory": self.memory,
                 "compile": self.compile,
                 "amp": self._amp(),
+                "profile": self.profile,
             }
         )
 

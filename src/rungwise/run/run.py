@@ -20,12 +20,13 @@ from ..environment import describe
 from ..loop import Step
 from ..metrics.flops import matmul_flops_per_second, model_flops_per_row
 from ..metrics.memory import MemoryMeter
+from ..metrics.step_profile import StepProfile
 from ..metrics.throughput import StepMeter
 from ..model.model import save_model
 from ..result_file import write_reason
 from ..settings.fields import Settings
 from ..signals import Signals, Terminated
-from ..techniques import lora, product_kernels
+from ..techniques import lora, product_kernels, torch_compile
 from ..techniques.compile_record import CompileRecord
 from ..techniques.evidence import Evidence
 from . import checkpoint, eager_run
@@ -72,6 +73,7 @@ class Run:
         settings, device = self.settings, accelerator.device
         self.memory = MemoryMeter(device)
         self.meter = StepMeter(device, self.memory, settings.untimed_steps)
+        self.meter.profile = self.profile = StepProfile(device)
         self.record.environment = describe(device) | product_kernels.describe(settings, device)
         self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.precision)
         self.accelerator = accelerator
@@ -120,6 +122,8 @@ class Run:
         self.record.row_flops = model_flops_per_row(model.config, settings.block_size, frozen, adapters)
         self.compiled = compiled
         self.evidence = Evidence(model, optimizer, self.accelerator, settings, compiled)
+        why_not = torch_compile.why_not_profiled(settings, self.accelerator.device.type)
+        self.profile.watch(model, lambda: self.evidence.decided, compiled=compiled is not None, why_not=why_not)
         if compiled:
             compiled.leave_out(optimizer)
             self.meter.compilations = lambda: compiled.compilations
@@ -200,6 +204,7 @@ class Run:
                 record.compile["break_even"] = eager_run.compare(record.as_dict(), self.settings.eager_run)
         if self.accelerator:
             record.memory = record.memory or self.memory.result()
+            record.profile = self.profile.result()
             atexit.register(ranks.leave_group, self.accelerator)
         if is_main():
             self.reporter.end(record, error, self.exit_code, self.memory.timeline if self.accelerator else ())

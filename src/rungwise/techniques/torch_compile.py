@@ -125,20 +125,31 @@ def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     ]
 
 
+def why_not_profiled(settings: Settings, device_type: str) -> str:
+    """Why a step's profile would tell nothing of a run, or ''."""
+    graphs = device_type == "cuda" and settings.torch_compile and _replays_graphs(settings)
+    return "CUDA graphs launch kernels without the operators that they belong to" if graphs else ""
+
+
+def _replays_graphs(settings: Settings) -> str:
+    """What has the compiler replay CUDA graphs, or ''."""
+    from torch._inductor import config, list_mode_options
+
+    mode = settings.torch_compile_mode
+    if mode != "default" and list_mode_options(mode).get("triton.cudagraphs"):
+        return f"--torch_compile_mode {mode}"
+    return "the environment variable TORCHINDUCTOR_CUDAGRAPHS=1" if config.triton.cudagraphs else ""
+
+
 def _overwritten_gradients(settings: Settings) -> list[str]:
     """CUDA graphs with accumulation: the first micro-batch's gradients stay in the memory of the graph's next run.
 
     By release and model PyTorch ends such a run with an error or trains on wrong sums (its issue 169545).
     """
-    from torch._inductor import config, list_mode_options
-
-    mode = settings.torch_compile_mode
-    culprit, remedy = f"--torch_compile_mode {mode}", "use --torch_compile_mode max-autotune-no-cudagraphs"
-    options = list_mode_options(mode) if mode != "default" else {}
-    if not options.get("triton.cudagraphs"):
-        if not config.triton.cudagraphs:
-            return []
-        culprit, remedy = "the environment variable TORCHINDUCTOR_CUDAGRAPHS=1", "unset it"
+    culprit = _replays_graphs(settings)
+    if not culprit:
+        return []
+    remedy = "unset it" if "environment" in culprit else "use --torch_compile_mode max-autotune-no-cudagraphs"
     return [
         f"{culprit} has the compiler replay CUDA graphs, which overwrite the gradients of "
         f"{settings.gradient_accumulation_steps} accumulated micro-batches; {remedy}, or do not accumulate"
