@@ -3,7 +3,9 @@
 Operators are told apart by their names; in eager mode also by the module that they run in, since RMSNorm or GPT-2's
 GELU are chains of operators that occur elsewhere, too. What runs backward is what the operator forward is: autograd
 numbers both alike. On a CPU a class has the time of its operators, on an accelerator that of the kernels that they
-launched; what Python does between operators, and what an accelerator waits for, is `rest`.
+launched; what Python does between operators, what autograd does around them (it adds up gradients, those of biases and
+those of tensors that are used twice), and what an accelerator waits for, is `rest`. Of several processes each measures
+its own step; the main one's is reported.
 """
 
 from collections.abc import Callable, Iterator
