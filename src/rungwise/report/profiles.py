@@ -52,7 +52,9 @@ def profile_section(rows: list[dict[str, Any]]) -> list[str]:
     heads = ("rung", "profiled step ms", *(LABELS[name] for name in classes))
     lines = [f"## {TITLE}", "", f"| {' | '.join(heads)} |", f"| --- {'| ---: ' * (len(heads) - 1)}|"]
     for row in profiled:
-        shares = (f"{row[f'{name}_ms'] / row['step_ms']:.1%}" for name in classes)
+        # Nothing is not 0%: in compiled code a class may hide among what was fused.
+        spent = (row[f"{name}_ms"] for name in classes)
+        shares = (f"{ms / row['step_ms']:.1%}" if ms else "" for ms in spent)
         lines.append(f"| {' | '.join((row['rung'], format(row['step_ms'], ',.0f'), *shares))} |")
     reasons = [f"- {row['rung']}: not known, {row['reason']}" for row in rows if row["step_ms"] is None]
     return [*lines, "", *reasons, *([""] if reasons else []), NOTES, ""]

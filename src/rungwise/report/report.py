@@ -9,7 +9,7 @@ from ..errors import SettingsError
 from ..result_file import write_json
 from .checks import Check, run_checks
 from .compiled import compiled_lines, compiled_rows
-from .profiles import TITLE, profile_rows, profile_section
+from .profiles import profile_rows, profile_section
 from .rung_result import OWNERS, RungResult, load
 from .table import COLUMNS, conditions, step_words, table
 
@@ -19,7 +19,7 @@ PICTURES = {
     "accumulation.png": "What accumulation saves and costs",
     "memory_budget.png": "What the compiler's memory budget saves and costs",
     "memory_timeline.png": "Memory over one training step",
-    "profile.png": TITLE,
+    "profile.png": "One profiled step by class",
 }
 
 
