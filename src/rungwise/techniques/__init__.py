@@ -63,7 +63,7 @@ def build_accelerator(settings: Settings) -> Accelerator:
         threads.share_cores()
         # Models with kernels of their own, as Mamba 2, advise to install them; none of them runs on a CPU.
         logging.getLogger("transformers.integrations.hub_kernels").addFilter(_not_about_kernels)
-    mixed_precision.install()
+    mixed_precision.install(settings)
     sharding = fsdp.plugin(settings)
     accelerator = Accelerator(
         cpu=device == "cpu",

@@ -22,8 +22,8 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     return float32.validate(settings, device_type)
 
 
-def install() -> None:
-    """Puts kernels in place for what autocast leaves out."""
+def install(settings: Settings) -> None:
+    """Puts kernels in place for what autocast leaves out, and decides what fp32 products are computed in."""
     grouped_mm_autocast.install()
     float32.exact_convolutions()
     float32.set_tf32(settings.tf32)
