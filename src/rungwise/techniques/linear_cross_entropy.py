@@ -5,6 +5,7 @@ operator holds a chunk of them, computes its gradients at once and keeps these. 
 than the model is wide and a micro-batch has many tokens; the compiler does not see into it, which is a graph break.
 """
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -108,6 +109,8 @@ class LinearCrossEntropy(CausalLMLoss):
         model.register_forward_pre_hook(self._look, with_kwargs=True)
         head.forward = self._pass
         head.gives_its_input_back = True
+        # What the head gives back may be a view. FSDP2 warns of changing such a tensor in place, which nothing does.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
     def _look(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._labelled = kwargs.get("labels") is not None
