@@ -83,6 +83,7 @@ BASE = {
     },
     "compile": {},
     "amp": {},
+    "activations": {},
 }
 COMPILE = {
     "seconds": 30.0,

@@ -18,7 +18,7 @@ SCHEMA = 1
 UNFINISHED = "ended before it was finished (killed?)"
 # Groups of figures, and what their names start with where steps have figures of the same names.
 PREFIXES = {"throughput": "perf", "memory": "memory", "compile": "compile", "amp": "amp", "profile": "profile"}
-GROUPS = ("settings", "origins", "environment", "data", "evidence", "loss", *PREFIXES)
+GROUPS = ("settings", "origins", "environment", "data", "evidence", "loss", *PREFIXES, "activations")
 
 
 def failed_result(name: str, reason: str) -> dict[str, Any]:

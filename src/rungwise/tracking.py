@@ -45,6 +45,9 @@ class Tracker:
     def summary(self, values: dict[str, Any]) -> None:
         """The figures of the whole run."""
 
+    def table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Rows of equal keys, where there are tables."""
+
     def finish(self, failed: bool) -> list[str]:
         """Ends the run. Returns lines that tell a person where it is."""
         return []
@@ -123,6 +126,10 @@ class WandbTracker(Tracker):
         # W&B keeps no key without a value.
         self._run.summary.update(values)
 
+    def table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            self._run.log({name: _wandb_table(rows)})
+
     def finish(self, failed: bool) -> list[str]:
         if self._run.disabled:
             return ["W&B is disabled by WANDB_MODE"]
@@ -136,11 +143,16 @@ class WandbTracker(Tracker):
         """A ladder's table, checks and pictures."""
         import wandb
 
-        columns = list(rows[0])
-        table = wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
         images = {f"report/{picture.stem}": wandb.Image(str(picture)) for picture in pictures}
-        self._run.log({"report/table": table, **images})
+        self._run.log({"report/table": _wandb_table(rows), **images})
         self._run.summary.update(checks)
+
+
+def _wandb_table(rows: list[dict[str, Any]]) -> Any:
+    import wandb
+
+    columns = list(rows[0])
+    return wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
 
 
 def validate(settings: Settings) -> list[str]:

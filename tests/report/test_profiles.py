@@ -3,7 +3,6 @@
 import itertools
 import json
 
-from rungwise.report import plots as pictures
 from rungwise.report.profile_plot import HATCHES, profile_bars
 from rungwise.report.profiles import LABELS, profile_rows, profile_section
 from rungwise.report.report import read_report, terminal_table, write_report
@@ -67,7 +66,7 @@ def test_the_page_has_the_shares_of_every_class_that_has_any(rungs):
 
 
 def test_bars_are_as_long_as_the_classes(rungs):
-    [axes] = profile_bars(rungs, pictures.WIDTH, pictures.COLOURS).axes
+    [axes] = profile_bars(rungs).axes
     for y, one in enumerate(rungs[:2]):
         bars = [bar for bar in axes.patches if round(bar.get_y() + bar.get_height() / 2) == y]
         shown = [name for name in LABELS if name != "data"]
@@ -78,7 +77,7 @@ def test_bars_are_as_long_as_the_classes(rungs):
     words = [text.get_text() for text in axes.texts]
     assert words.count("50%") == 2 and words.count(" 100") == 2 and "2%" not in words
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
-    assert profile_bars(rungs[2:], pictures.WIDTH, pictures.COLOURS) is None
+    assert profile_bars(rungs[2:]) is None
     # Without colours: neighbours have other patterns.
     assert all(a != b for a, b in itertools.pairwise(HATCHES))
 

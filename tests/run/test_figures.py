@@ -168,7 +168,8 @@ def in_summary(result: dict[str, Any]) -> dict[str, Any]:
     names = {"throughput": "perf", "memory": "memory", "compile": "compile", "amp": "amp", "profile": "profile"}
     figures = {f"{names[group]}/{key}": value for group in names for key, value in result[group].items()}
     losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if key in result["loss"]}
-    return {"status": result["status"], "reason": result["reason"], **losses, **figures}
+    kept = {"activations/total_mib": result["activations"]["total_mib"]} if result["activations"] else {}
+    return {"status": result["status"], "reason": result["reason"], **losses, **figures, **kept}
 
 
 class Kept:
@@ -237,6 +238,8 @@ def test_wandbs_summary_is_result_json_key_by_key(run, request):
     summary = json.loads(wandb_records(kept.tracked, "--summary"))["summary"]
     expected = {name: value for name, value in in_summary(kept.result).items() if value is not None}
     assert summary.keys() >= {"perf/timed_steps", "memory/peak_allocated_mib", "loss/last", "status", "train/loss"}
+    # A table is a file.
+    assert summary.pop("activations/by_module")["nrows"] == len(kept.result["activations"]["rows"])
     # Beside the run's figures W&B keeps its own, and the last training and held-out loss.
     others = {
         name: summary.pop(name) for name in list(summary) if name.split("/")[0] in ("train", "eval") or name[0] == "_"

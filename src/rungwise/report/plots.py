@@ -1,13 +1,14 @@
-"""The pictures of a report, sized for a README. Colour-blind readers tell their colours (Okabe and Ito's) apart."""
+"""The pictures of a report, sized for a README."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import matplotlib
 
+from .activation_plot import activations
 from .profile_plot import profile_bars
 from .rung_result import OWNERS, RungResult, eager_and_compiled, pairs
+from .style import COLOURS, DASHES, POINTS, STYLE, WIDTH
 
 matplotlib.use("Agg")
 
@@ -15,31 +16,17 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-DASHES = ("-", "--", ":")
-STYLE = {
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-    "savefig.dpi": 150,
-}
-WIDTH = 10.0
-POINTS = {"textcoords": "offset points", "fontsize": 9}
-
 
 def draw(rungs: list[RungResult], folder: Path) -> list[Path]:
     """Draws every picture that these rungs have the figures for. Returns the files."""
     pictures: dict[str, Callable[[list[RungResult]], Figure | None]] = {
         "ladder.png": memory_and_speed,
+        "activations.png": activations,
         "loss.png": losses,
         "accumulation.png": accumulation,
         "memory_budget.png": memory_budget,
         "memory_timeline.png": timelines,
-        "profile.png": partial(profile_bars, width=WIDTH, colours=COLOURS),
+        "profile.png": profile_bars,
     }
     drawn = []
     with plt.rc_context(STYLE):

@@ -1,12 +1,11 @@
 """The picture of where a step's time goes: one stacked bar a rung, the first rung on top."""
 
-from collections.abc import Sequence
-
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from .profiles import LABELS, known, profile_rows, shown_classes
 from .rung_result import RungResult
+from .style import COLOURS, WIDTH
 
 # Told apart without colours; the rest is grey.
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo", "")
@@ -15,20 +14,14 @@ REST = "#dddddd"
 LEAST_WRITTEN = 0.055
 
 
-def profile_bars(rungs: list[RungResult], width: float, colours: Sequence[str]) -> Figure | None:
-    """The ms of each class in the profiled step, with their shares of it.
-
-    Args:
-        rungs: of which those that have a profile are shown.
-        width: of the picture, in inches.
-        colours: one a class, but for the rest.
-    """
+def profile_bars(rungs: list[RungResult]) -> Figure | None:
+    """The ms of each class in the profiled step, with their shares of it, of the rungs that have a profile."""
     rows = known(profile_rows(rungs))
     if not rows:
         return None
-    figure = Figure(figsize=(width, 2.1 + 0.5 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.1 + 0.5 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    styles = dict(zip(LABELS, zip((*colours[: len(LABELS) - 1], REST), HATCHES, strict=True), strict=True))
+    styles = dict(zip(LABELS, zip((*COLOURS[: len(LABELS) - 1], REST), HATCHES, strict=True), strict=True))
     longest = max(row["step_ms"] for row in rows)
     left = [0.0] * len(rows)
     for name in shown_classes(rows):

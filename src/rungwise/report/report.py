@@ -15,6 +15,7 @@ from .table import COLUMNS, conditions, step_words, table
 
 PICTURES = {
     "ladder.png": "Peak memory by owner, and step time",
+    "activations.png": "Activations of one micro-batch, by module",
     "loss.png": "Loss",
     "accumulation.png": "What accumulation saves and costs",
     "memory_budget.png": "What the compiler's memory budget saves and costs",

@@ -65,6 +65,12 @@ class RungResult:
         return self.memory("peak_allocated_mib") if self.ok else None
 
     @property
+    def activations(self) -> dict[str, float]:
+        """MiB that one micro-batch keeps for backward, by kind of module; empty where that is not known."""
+        # Older results have no such group.
+        return by_module(self.rounds[0].get("activations", {}).get("rows", []))
+
+    @property
     def step_ms(self) -> Spread | None:
         """Wall time of an optimizer step: the median of all rounds, from the lowest p10 to the highest p90.
 
@@ -125,6 +131,14 @@ class RungResult:
     @property
     def last_loss(self) -> float | None:
         return self.losses[-1] if self.losses and self.ok else None
+
+
+def by_module(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """MiB of each kind of module over all its operators, the largest first, of rows as in `result.json`."""
+    sizes: dict[str, float] = {}
+    for row in rows:
+        sizes[row["module"]] = sizes.get(row["module"], 0.0) + row["mib"]
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def load(folder: Path) -> list[RungResult]:

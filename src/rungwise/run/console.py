@@ -12,6 +12,7 @@ from ..loop import Step
 from ..metrics.throughput import LEAST_TIMED_STEPS
 from ..report.profiles import LABELS
 from ..settings.fields import FIELDS, OWN, Settings
+from .activation_lines import activation_lines
 
 WIDTH = 100
 # A log file gets about this many lines of progress, whatever the number of steps.
@@ -147,6 +148,8 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
         lines += _row("peak memory", f"{memory['peak_allocated_mib']:,.1f} MiB: {owned}")
         if memory.get("peak_allocated_sum_mib") is not None:
             lines += _row("", f"of the largest process; {memory['peak_allocated_sum_mib']:,.1f} MiB in all of them")
+    for n, line in enumerate(activation_lines(result["activations"], WIDTH - len(_row("", "")[0]))):
+        lines += _row("" if n else "activations", line)
     if speed.get("tokens_per_second"):
         lines += _row(
             "speed",

@@ -29,6 +29,7 @@ class Record:
     memory: dict[str, float | None] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
+    activations: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     # How many of the steps an earlier process took: their losses are the run's, their speed is not this process's.
     restored_steps: int = 0
@@ -134,6 +135,7 @@ class Record:
                 "compile": self.compile,
                 "amp": self._amp(),
                 "profile": self.profile,
+                "activations": self.activations,
             }
         )
 
@@ -149,4 +151,5 @@ class Record:
             f"{prefix}/{key}": value for group, prefix in PREFIXES.items() for key, value in result[group].items()
         }
         losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if result["loss"]}
-        return {"status": self.status, "reason": self.reason, **losses, **figures}
+        kept = {"activations/total_mib": self.activations["total_mib"]} if self.activations else {}
+        return {"status": self.status, "reason": self.reason, **losses, **figures, **kept}

@@ -86,6 +86,8 @@ class Reporter:
 
     def finish(self, record: Record, exit_code: int) -> None:
         """Ends the tracked run and prints the summary: what may take long, after all is written."""
+        if record.activations:
+            self.tracker.table("activations/by_module", record.activations["rows"])
         self.tracker.summary(record.summary())
         where = self.tracker.finish(failed=exit_code != 0)
         print(console.summary_block(record.as_dict(), where), flush=True)

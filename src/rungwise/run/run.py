@@ -18,7 +18,8 @@ from ..data.fingerprint import describe as describe_data
 from ..data.opened import OpenedData
 from ..environment import describe
 from ..loop import Step
-from ..metrics.flops import matmul_flops_per_second, model_flops_per_row
+from ..metrics.activations import ActivationMeter
+from ..metrics.flops import matmul_flops_per_second
 from ..metrics.memory import MemoryMeter
 from ..metrics.step_profile import StepProfile
 from ..metrics.throughput import StepMeter
@@ -29,6 +30,7 @@ from ..signals import Signals, Terminated
 from ..techniques import lora, product_kernels, torch_compile
 from ..techniques.compile_record import CompileRecord
 from ..techniques.evidence import Evidence
+from ..techniques.gradient_checkpointing import checkpointed_blocks
 from . import checkpoint, eager_run
 from . import rank_errors as ranks
 from .record import Record
@@ -53,6 +55,7 @@ class Run:
         self.accelerator: Accelerator | None = None
         self.compiled: CompileRecord | None = None
         self.evidence: Evidence | None = None
+        self.activations: ActivationMeter | None = None
         self.served = Served(settings)
         self.signals = Signals(self._terminated if settings.num_processes > 1 else None)
         self.reporter = Reporter(settings, self.folder)
@@ -117,13 +120,13 @@ class Run:
     def _watch(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, compiled: CompileRecord | None) -> None:
         settings = self.settings
         self.memory.watch(model, optimizer)
-        frozen = frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
-        adapters = lora.has_adapters(model)
-        self.record.row_flops = model_flops_per_row(model.config, settings.block_size, frozen, adapters)
+        self.record.row_flops = lora.flops_per_row(model, settings.block_size)
         self.compiled = compiled
         self.evidence = Evidence(model, optimizer, self.accelerator, settings, compiled)
         why_not = torch_compile.why_not_profiled(settings, self.accelerator.device.type)
         self.profile.watch(model, lambda: self.evidence.decided, compiled=compiled is not None, why_not=why_not)
+        kept = compiled.kept if compiled else None
+        self.activations = ActivationMeter(model, self.accelerator, checkpointed_blocks(model), kept)
         if compiled:
             compiled.leave_out(optimizer)
             self.meter.compilations = lambda: compiled.compilations
@@ -137,6 +140,8 @@ class Run:
         self.served.check(self.record)
         if self.compiled:
             self.record.compile = self.compiled.result()
+        if self.activations:
+            self.record.activations = self.activations.result
         with self.signals.deferred():
             self._keep(step, {})
             self.reporter.show(step)
@@ -197,6 +202,9 @@ class Run:
         self._say_why(error)
         self._building.close()  # of a run that did not come to `prepare`
         record = self.record
+        if self.activations:
+            self.activations.close()
+            record.activations = self.activations.result
         if self.compiled:
             record.compile = self.compiled.result()
             self.compiled.close()

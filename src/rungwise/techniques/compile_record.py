@@ -15,6 +15,7 @@ from torch import nn
 
 from ..settings.fields import Settings
 from .compiler_cache import CompilerCache
+from .graph_notes import GraphNotes
 
 
 class CompileRecord:
@@ -26,6 +27,7 @@ class CompileRecord:
         seconds: wall time of all of them, forward and backward, by `clock`.
         recomputed_blocks: checkpointed blocks inside the graphs.
         dtypes: dtypes of the products with parameters that the graphs compute.
+        kept: what the graphs keep for backward.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter):
@@ -37,6 +39,7 @@ class CompileRecord:
         self.seconds = 0.0
         self.dtypes: set[torch.dtype] = set()
         self._clock, self._started = clock, 0.0
+        self.kept = GraphNotes()
         self.regional = settings.torch_compile_scope == "regional"
         self._mode, self._budget = settings.torch_compile_mode, settings.activation_memory_budget
         self._modules: list[nn.Module] = []
@@ -90,7 +93,7 @@ class CompileRecord:
 
         torch._dynamo.config.suppress_errors = False
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        self._modules = modules
+        self._modules = self.kept.modules = modules
         backend = self._backend()
         for module in modules:
             module.compile(backend=backend, dynamic=False)
@@ -104,13 +107,16 @@ class CompileRecord:
 
         def compile_and_record(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             self._note(graph)
+            labels, inner = self.kept.reader(whole=not self.regional)
             with functorch.patch(activation_memory_budget=self._budget):
-                compiled = compile_fx(graph, inputs, config_patches=patches)
+                compiled = compile_fx(graph, inputs, inner_compile=inner, config_patches=patches)
 
             def run(*arguments: Any) -> Any:
                 if self._compiled is not None:
                     self._compiled |= {id(a): a.numel() for a in arguments if isinstance(a, nn.Parameter)}
-                return compiled(*arguments)
+                outputs = compiled(*arguments)
+                self.kept.ran(labels, arguments, outputs)
+                return outputs
 
             return run
 

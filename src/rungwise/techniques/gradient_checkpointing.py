@@ -53,6 +53,11 @@ def is_checkpointed(module: nn.Module) -> bool:
     return isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
 
 
+def checkpointed_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that recompute themselves in the backward pass, in the model's order."""
+    return [module for module in model.modules() if is_checkpointed(module)]
+
+
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     """Which blocks were recomputed that should not have been, or were not that should."""
     compiled = seen.compiled

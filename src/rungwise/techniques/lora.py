@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import closest
+from ..metrics.flops import model_flops_per_row
 from ..model.model import empty_model
 from ..settings.fields import OWN, Settings
 from .seen import Seen, UnavailableTechnique
@@ -116,6 +117,12 @@ def _not_adaptable(model: PreTrainedModel, targets: list[str]) -> list[str]:
 def has_adapters(model: nn.Module) -> bool:
     """Whether peft has wrapped this model."""
     return hasattr(model, "peft_config")
+
+
+def flops_per_row(model: nn.Module, block_size: int) -> int | None:
+    """`model_flops_per_row` of a model of which a part may be frozen, be it by adapters or by a script's own hand."""
+    frozen = frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+    return model_flops_per_row(model.config, block_size, frozen, has_adapters(model))
 
 
 def update_evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
