@@ -150,9 +150,11 @@ def test_pictures_are_pictures(reported):
     _, report = reported
     assert [path.name for path in report.pictures] == [
         "ladder.png",
+        "activations.png",
         "loss.png",
         "accumulation.png",
         "memory_timeline.png",
+        "profile.png",
     ]
     for path in report.pictures:
         pixels = image.imread(path)
