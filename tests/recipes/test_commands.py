@@ -206,7 +206,7 @@ def test_a_signal_ends_a_run_with_its_reason(home, signum, code):
 
 
 def test_out_of_memory_on_cpu(home):
-    """A limit on the address space: enough to start, too little for a batch of 4096 rows."""
+    """A limit on the address space: enough to start, too little for a batch of 8192 rows."""
     limit = 14 * 2**30
     process = start(
         home,

@@ -17,7 +17,8 @@ from ..result_file import failed_result, read_result, write_result
 from .ladder_file import ONE_PROCESS, Rung
 
 ROOT = Path(__file__).parents[3]
-SECONDS_TO_END = 30
+# A run's last words to its tracker take many times longer on a busy machine; who will not wait interrupts once more.
+SECONDS_TO_END = 120
 SECONDS_TO_DIE = 5
 # What the user's shell says of one W&B run; each rung is a run of its own.
 ONE_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
