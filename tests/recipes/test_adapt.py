@@ -92,6 +92,7 @@ ACTS = {
         {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": '{"every_n_layers": 2}'},
         lambda r, b: r.evidence["recomputed_blocks"] == 1,
     ),
+    "linear_cross_entropy": ({"linear_cross_entropy": True}, lambda r, b: r.evidence["loss_products"] == "float32"),
     "use_peft": ({"use_peft": True}, lambda r, b: r.evidence["trained_parameters"] < 0.5),
     "lora_r": ({"use_peft": True, "lora_r": 1}, lambda r, b: r.evidence["trained_parameters"] < 0.05),
     "lora_alpha": ({"use_peft": True, "lora_alpha": 320}, lambda r, b: r.loss["last"] < b(use_peft=True).loss["last"]),
@@ -129,6 +130,8 @@ NEEDS = {
     "fsdp_reshard_after_forward": ("false", "has no effect without FSDP"),
     "activation_memory_budget": (0.5, "has no effect without --torch_compile"),
     "eager_run": ("runs/fp32", "has no effect without --torch_compile"),
+    "use_liger_kernel": ("true", "this run is on the CPU; leave it out"),
+    "tf32": ("true", "acts on NVIDIA GPUs alone"),
 }
 COMPILER = {"torch_compile": True, "torch_compile_mode": "max-autotune", "torch_compile_scope": "regional"}
 COMPILER |= {"torch_compile_cache_dir": "cache"}
@@ -137,7 +140,7 @@ TRACKER = {"report_to": "wandb", "project": "mine", "group": "ours"}
 
 def test_every_flag_of_the_guide_is_looked_at():
     flags = {name for name, field in FIELDS.items() if field.metadata["group"] not in (None, *OWN)}
-    assert flags == {*ACTS, *NEEDS, *COMPILER, *TRACKER, "resume_from_checkpoint"}
+    assert flags == {*ACTS, *NEEDS, *COMPILER, *TRACKER, "resume_from_checkpoint", "fused_activation"}
 
 
 @pytest.mark.parametrize("flag", ACTS)
@@ -152,6 +155,13 @@ def test_a_run_of_the_guide_goes_on_from_its_checkpoint(mine):
     whole = mine(checkpointing_steps=2).loss["trajectory"]
     resumed = mine(resume_from_checkpoint=mine(checkpointing_steps=2).folder / "checkpoint-2")
     assert resumed.code == 0 and resumed.loss["trajectory"] == whole and len(resumed.rows) == 4
+
+
+def test_a_technique_that_the_guides_model_has_no_use_for_is_refused_in_words(mine):
+    """A Llama's activation is one kernel."""
+    result = mine(fused_activation="true")
+    assert (result.code, result.status) == (1, "skipped")
+    assert "its activations are one kernel each already" in result.reason
 
 
 @pytest.mark.parametrize("flag", NEEDS)
