@@ -8,7 +8,7 @@ or evaluates, saves and merges after it, has no part in it.
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MIB = 2**20
 TIMELINE_POINTS = 500
+# Of a device: what its allocator does inside, as `allocations` has it.
+Source = Callable[[torch.device], AbstractContextManager[list[tuple[int, int]]]]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -29,7 +31,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def tensor_bytes(tensors: Iterator[torch.Tensor]) -> int:
     """Bytes that this process holds of distinct tensors: one that is tied or listed twice counts once."""
     storages = (part.untyped_storage() for tensor in tensors for part in _parts(local(tensor)))
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    # By identity, not by address: a fake tensor's has none.
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -51,11 +54,17 @@ class MemoryMeter:
 
     Use `building()` around what makes model and optimizer, `watch()` once they exist, and `window()` around optimizer
     steps until `done`. `timeline` then holds that step's memory over time: (ms since its start, bytes).
+
+    Attributes:
+        held: the bytes that were held when that step began.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, source: Source | None = None):
+        """`source` tells of allocations; by default the device's own allocator does."""
         self.device = device
         self.done = False
+        self.held = 0
+        self._allocations = source or allocations
         self.timeline: list[tuple[float, int]] = []
         self._peak = self._reserved = self._retries = 0
         self._rss: int | None = None
@@ -73,7 +82,7 @@ class MemoryMeter:
             with self._counters():
                 yield
             return
-        with allocations(self.device) as changes:
+        with self._allocations(self.device) as changes:
             yield
         held = _running(changes, held_before=0)
         self._peak, self._live_after_building = max(self._peak, *held), held[-1]
@@ -109,19 +118,19 @@ class MemoryMeter:
         self._stepped = False
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
-            held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
-            with allocations(self.device) as changes:
+            self.held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
+            with self._allocations(self.device) as changes:
                 yield
         elif complete:
-            held = torch.accelerator.memory_allocated()
-            with self._counters(), allocations(self.device) as changes:
+            self.held = torch.accelerator.memory_allocated()
+            with self._counters(), self._allocations(self.device) as changes:
                 yield
         else:
             yield
             changes = []
         if changes:
             times = [(when - changes[0][0]) / 1e6 for when, _ in changes]
-            running = _running(changes, held)
+            running = _running(changes, self.held)
             if self.device.type == "cpu":
                 self._peak = max(self._peak, *running)
             self.timeline = envelope(list(zip(times, running[1:], strict=True)), TIMELINE_POINTS)

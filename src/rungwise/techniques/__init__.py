@@ -58,6 +58,13 @@ def validate(settings: Settings) -> list[str]:
 
 def build_accelerator(settings: Settings) -> Accelerator:
     """The Accelerator of this run, which is told of precision, accumulation and sharding before there is a model."""
+    accelerator = plain_accelerator(settings)
+    product_kernels.choose(accelerator, settings)
+    return accelerator
+
+
+def plain_accelerator(settings: Settings) -> Accelerator:
+    """`build_accelerator`'s without a choice of kernels, which takes a second and holds for the whole process."""
     device = device_type(settings)
     if device == "cpu":
         threads.share_cores()
@@ -80,7 +87,6 @@ def build_accelerator(settings: Settings) -> Accelerator:
     if device == "cpu" and sharding is not None:
         fsdp.shard_on_cpu(accelerator, sharding)
     mixed_precision.scale_gradients(accelerator, settings)
-    product_kernels.choose(accelerator, settings)
     return accelerator
 
 
