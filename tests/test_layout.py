@@ -20,6 +20,7 @@ CHAPTERS = (
     ("metrics",),
     ("loop",),
     ("techniques",),
+    ("forecast",),
     ("tracking",),
     ("run",),
     ("ladder",),

@@ -1,0 +1,107 @@
+"""Peak memory of a run, whose it is, and activations by module, without running it and without its memory."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig
+
+from ..metrics.memory import MIB
+from ..model.model import empty_model
+from ..settings.fields import Settings
+from ..techniques import lora
+from ..techniques.fsdp import plugin as sharding
+from .depth import Pattern, find_pattern, kinds, shortened
+from .extension import Extension
+from .places import REST
+from .trace import batch_bytes, eager, trace
+
+# Times that the pattern of layers is there in the two models that are traced.
+FEW, MORE = 2, 3
+# Micro-batches after the second are like it.
+MICRO_BATCHES = 2
+
+
+class NoForecast(RuntimeError):
+    """There is no forecast for these settings, and why."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Peak memory of one process on the CPU, in MiB.
+
+    Attributes:
+        peak_mib: as `MemoryMeter` measures it.
+        owners: parameters, gradients, optimizer_state, buffers, activations, as it defines them: they add up to the
+            peak.
+        activations: by module, the largest first, what is held at the moment of the peak beside parameters, gradients,
+            optimizer state and buffers. Layers count together, under `*`. They add up to the activations above and
+            those gradients that are not there yet at that moment.
+        traced_layers: how many layers were traced at once, at most.
+    """
+
+    peak_mib: float
+    owners: dict[str, float]
+    activations: tuple[tuple[str, float], ...]
+    traced_layers: int
+
+
+def forecast(settings: Settings, config: PreTrainedConfig) -> Forecast:
+    """The peak memory of a run with these settings of a model from this config.
+
+    It is that of an eager run on one CPU process; a model that would be loaded is built with random weights.
+
+    Raises:
+        NoForecast: it cannot be told, and why.
+    """
+    if settings.num_processes > 1 or sharding(settings) is not None:
+        raise NoForecast("sharding and several processes are not traced; the forecast is of one process")
+    micro_batches = settings.gradient_accumulation_steps
+    settings = eager(settings, min(micro_batches, MICRO_BATCHES))
+    try:
+        return _extended(settings, config, micro_batches - settings.gradient_accumulation_steps)
+    except NoForecast:
+        raise
+    except Exception as error:
+        # Models are other people's code, which raises anything.
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise NoForecast(f"{config.model_type} cannot be traced: {words}") from error
+
+
+def _extended(settings: Settings, config: PreTrainedConfig, more_batches: int) -> Forecast:
+    """The forecast of a model that is traced at two depths, or at once if its layers repeat in no pattern."""
+    layers = kinds(settings, config)
+    pattern = find_pattern(layers)
+    small = [_short_config(settings, config, layers, pattern, times) for times in (FEW, MORE)] if pattern else [None]
+    if all(small):
+        few, more = (trace(settings, one) for one in small)
+        extension = Extension(few, more, pattern, pattern.times(len(layers)) - FEW)
+        if extension.alike and extension.parameters == _parameters(settings, config):
+            return _result(extension, settings, more_batches)
+    whole = trace(settings, config)
+    return _result(Extension(whole, whole, Pattern(whole.blocks, 1, 0), 0), settings, more_batches)
+
+
+def _short_config(
+    settings: Settings, config: PreTrainedConfig, layers: list[Hashable], pattern: Pattern, times: int
+) -> PreTrainedConfig | None:
+    """The config of a model with the pattern so often; None if its layers are not those that were to be kept."""
+    kept = pattern.kept(len(layers), times)
+    small = shortened(config, kept)
+    return small if kinds(settings, small) == [layers[index] for index in kept] else None
+
+
+def _parameters(settings: Settings, config: PreTrainedConfig) -> int:
+    """The parameters of the whole model, adapters included."""
+    return sum(p.numel() for p in lora.apply(empty_model(settings, config), settings).parameters())
+
+
+def _result(extension: Extension, settings: Settings, more_batches: int) -> Forecast:
+    rows = more_batches * batch_bytes(settings)
+    held, moment = extension.highest(rows)
+    owners = {name: extension.owner(name) for name in ("parameters", "gradients", "optimizer_state", "buffers")}
+    owners["activations"] = held / MIB - sum(owners.values())
+    places = extension.places(moment)
+    if rows and places:
+        places[REST] = places.get(REST, 0) + rows
+    known = sorted(((name, size / MIB) for name, size in places.items() if size), key=lambda row: -row[1])
+    return Forecast(held / MIB, owners, tuple(known), extension.traced_layers)

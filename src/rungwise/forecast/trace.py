@@ -1,0 +1,179 @@
+"""Builds a model and trains it for two steps on fake tensors, by the code and under the meter of real runs."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedConfig
+
+from ..loop import train
+from ..metrics.memory import MemoryMeter
+from ..metrics.throughput import StepMeter
+from ..model.model import build_model
+from ..model.probe import quiet
+from ..settings.fields import Settings
+from ..techniques import apply_techniques, build_optimizer, build_scheduler, plain_accelerator
+from . import cpu_kernels
+from .places import Places
+from .tracker import Log, Tracker
+
+# The second step starts with the optimizer's state in place; it is the one that is measured.
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What two steps on fake tensors allocate.
+
+    Attributes:
+        building: what building the model allocates.
+        step: what the measured step allocates.
+        held: the bytes held when that step begins.
+        peak: by the meter, in bytes.
+        owners: by the meter, in MiB, keyed as in `result.json`.
+        gradients: the storages that are gradients when the optimizer steps, by their number in `step`.
+        parameters: how many numbers the model's parameters are.
+        blocks: how many layers it has.
+    """
+
+    building: Log
+    step: Log
+    held: int
+    peak: int
+    owners: dict[str, float]
+    gradients: frozenset[int]
+    parameters: int
+    blocks: int
+
+
+def trace(settings: Settings, config: PreTrainedConfig) -> Trace:
+    """Traces a run with these settings on one CPU process in eager mode, of a model with random weights.
+
+    Raises:
+        Exception: whatever the model has against being run on fake tensors.
+    """
+    with _fakes(settings) as tracker, _own_state():
+        accelerator = plain_accelerator(settings)
+        logs: list[Log] = []
+
+        @contextmanager
+        def source(_: torch.device) -> Iterator[list[tuple[int, int]]]:
+            with tracker.logged() as log:
+                logs.append(log)
+                yield log.changes
+
+        meter = MemoryMeter(accelerator.device, source)
+        with meter.building():
+            model = build_model(settings, config)
+            model, _ = apply_techniques(model, settings, accelerator.device)
+            optimizer = build_optimizer(model, settings)
+            scheduler = build_scheduler(optimizer, settings)
+            blocks = blocks_of(model, config)
+            meter.watch(model, optimizer)
+            Places(model, blocks, tracker).watch(optimizer)
+            gradients: set[int] = set()
+            optimizer.register_step_pre_hook(lambda *_: gradients.update(_gradients(model, tracker)))
+            # An optimizer is taken as it is: copied to where it is already, it would be copied by its memory.
+            prepared, prepared_optimizer = accelerator.prepare(model, optimizer, device_placement=[True, False])
+        steps = train(
+            accelerator,
+            prepared,
+            prepared_optimizer,
+            scheduler,
+            _batches(settings),
+            StepMeter(accelerator.device, meter, untimed_steps=STEPS),
+            max_steps=STEPS,
+            max_grad_norm=settings.max_grad_norm,
+        )
+        for _ in steps:
+            pass
+        building, step = logs
+        return Trace(
+            building,
+            step,
+            meter.held,
+            meter.peak_bytes(),
+            meter.result(),
+            frozenset(gradients),
+            sum(parameter.numel() for parameter in model.parameters()),
+            len(blocks),
+        )
+
+
+def blocks_of(model: nn.Module, config: PreTrainedConfig) -> list[nn.Module]:
+    """The model's layers: of its lists of modules the first that is as long as its config says; none without one."""
+    depth = getattr(config, "num_hidden_layers", None)
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == depth)
+    return list(next(lists, ()))
+
+
+def _gradients(model: nn.Module, tracker: Tracker) -> Iterator[int]:
+    for parameter in model.parameters():
+        if parameter.grad is not None and (number := tracker.number_of(parameter.grad)) is not None:
+            yield number
+
+
+def _batches(settings: Settings) -> Iterator[dict[str, torch.Tensor]]:
+    """Micro-batches as the loader makes them, without end."""
+    shape = (settings.micro_batch_size, settings.block_size)
+    while True:
+        yield {name: torch.zeros(shape, dtype=torch.long) for name in _columns(settings)}
+
+
+def batch_bytes(settings: Settings) -> int:
+    """The bytes of the rows of one micro-batch."""
+    return len(_columns(settings)) * settings.micro_batch_size * settings.block_size * torch.long.itemsize
+
+
+def _columns(settings: Settings) -> tuple[str, ...]:
+    return ("input_ids", "labels") if settings.packing else ("input_ids", "attention_mask", "labels")
+
+
+@contextmanager
+def _fakes(settings: Settings) -> Iterator[Tracker]:
+    """All tensors inside are fake, and a tracker sees them."""
+    tracker = Tracker(cpu_kernels.temporaries)
+    with ExitStack() as stack:
+        # Transformers takes a fake tensor for one of a graph that is traced for any row, and makes a mask; rows that
+        # are padded have one anyway.
+        if settings.packing:
+            patch = mock.patch("transformers.utils.import_utils.is_fake_tensor", lambda _: False, create=True)
+            stack.enter_context(patch)
+        # What an optimizer compiles of its own keeps its temporaries in registers: nothing of it is allocated.
+        stack.enter_context(mock.patch.object(torch, "compile", lambda *_, **__: lambda *_, **__: None))
+        # `nn.Module.to` exchanges fake parameters, which nothing may refer to then, for new ones; of real ones it
+        # exchanges the data.
+        stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _exchange))
+        # What an operator has against fake tensors is said by the error that follows.
+        stack.enter_context(mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True))
+        stack.enter_context(quiet())
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(tracker)
+        yield tracker
+
+
+def _exchange(parameter: torch.Tensor, converted: torch.Tensor) -> None:
+    parameter.data = converted.data
+
+
+@contextmanager
+def _own_state() -> Iterator[None]:
+    """Keeps what Accelerate knows of this process, of which there is one, from a trace and the other way round."""
+    with ExitStack() as stack:
+        for kind in (PartialState, AcceleratorState, GradientState):
+            stack.enter_context(mock.patch.object(kind, "_shared_state", {}))
+        yield
+
+
+def eager(settings: Settings, accumulation: int) -> Settings:
+    """The settings that are traced: one process on the CPU, eager, random weights, so many micro-batches a step."""
+    changes: dict[str, Any] = {"use_cpu": True, "torch_compile": False, "model_name_or_path": None}
+    return dataclasses.replace(settings, **changes, gradient_accumulation_steps=accumulation)
