@@ -17,7 +17,7 @@ SCHEMA = 1
 # The reason in a result file until its run has ended.
 UNFINISHED = "ended before it was finished (killed?)"
 # Groups of figures, and what their names start with where steps have figures of the same names.
-PREFIXES = {"throughput": "perf", "memory": "memory", "compile": "compile", "amp": "amp", "profile": "profile"}
+PREFIXES = {"throughput": "perf"} | {name: name for name in ("memory", "forecast", "compile", "amp", "profile")}
 GROUPS = ("settings", "origins", "environment", "data", "evidence", "loss", *PREFIXES, "activations")
 
 

@@ -165,7 +165,8 @@ def test_every_figure_of_a_summary_is_that_of_its_steps(data):
 
 def in_summary(result: dict[str, Any]) -> dict[str, Any]:
     """What a tracker's summary has to say, read off result.json."""
-    names = {"throughput": "perf", "memory": "memory", "compile": "compile", "amp": "amp", "profile": "profile"}
+    same = ("memory", "forecast", "compile", "amp", "profile")
+    names = {"throughput": "perf", **{name: name for name in same}}
     figures = {f"{names[group]}/{key}": value for group in names for key, value in result[group].items()}
     losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if key in result["loss"]}
     kept = {"activations/total_mib": result["activations"]["total_mib"]} if result["activations"] else {}

@@ -148,6 +148,8 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
         lines += _row("peak memory", f"{memory['peak_allocated_mib']:,.1f} MiB: {owned}")
         if memory.get("peak_allocated_sum_mib") is not None:
             lines += _row("", f"of the largest process; {memory['peak_allocated_sum_mib']:,.1f} MiB in all of them")
+    if result["forecast"]:
+        lines += _forecast_rows(result["forecast"])
     for n, line in enumerate(activation_lines(result["activations"], WIDTH - len(_row("", "")[0]))):
         lines += _row("" if n else "activations", line)
     if speed.get("tokens_per_second"):
@@ -183,6 +185,15 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
     for line in where:
         lines += _row("tracker", line)
     return "\n".join(lines)
+
+
+def _forecast_rows(forecast: dict[str, Any]) -> list[str]:
+    """What the memory was to be, and how far that is from what was measured."""
+    peak, error = forecast["peak_allocated_mib"], forecast.get("peak_allocated_error_percent")
+    if peak is None:
+        return _row("forecast", f"not known: {forecast['reason']}")
+    far = "" if error is None else f", {error:+.2f}% of what was measured"
+    return _row("forecast", f"{peak:,.1f} MiB for {forecast['of']}{far}")
 
 
 def _profile_rows(profile: dict[str, Any]) -> list[str]:

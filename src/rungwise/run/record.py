@@ -27,6 +27,7 @@ class Record:
     data: dict[str, Any] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, float | None] = field(default_factory=dict)
+    forecast: dict[str, Any] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     activations: dict[str, Any] = field(default_factory=dict)
@@ -132,6 +133,7 @@ class Record:
                 "loss": self._loss(),
                 "throughput": self._throughput(),
                 "memory": self.memory,
+                "forecast": self.forecast,
                 "compile": self.compile,
                 "amp": self._amp(),
                 "profile": self.profile,

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from .. import tracking
 from ..loop import Step
 from ..settings.fields import Settings
@@ -83,6 +85,18 @@ class Reporter:
             # Its place in the code is what its reader needs.
             traceback.print_exception(error)
         self._files.end(record, timeline)
+
+    def forecast(self, record: Record, config: PreTrainedConfig | None) -> None:
+        """Adds the forecast of the memory of a run that came to its end, or ran out of it. All else is written by now.
+
+        `config` is the model's, if it came to be built.
+        """
+        if config is None or record.status not in ("ok", "out_of_memory"):
+            return
+        from ..forecast.beside import beside_measured  # here, since it imports much that no run needs before
+
+        record.forecast = beside_measured(self._settings, config, record.memory)
+        self._files.write(record)
 
     def finish(self, record: Record, exit_code: int) -> None:
         """Ends the tracked run and prints the summary: what may take long, after all is written."""

@@ -1,6 +1,7 @@
 """One run's bookkeeping: settings in, `result.json` out, whatever happens between."""
 
 import atexit
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -12,7 +13,7 @@ from accelerate.utils import gather_object, set_seed
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.fingerprint import describe as describe_data
 from ..data.opened import OpenedData
@@ -60,6 +61,7 @@ class Run:
         self.signals = Signals(self._terminated if settings.num_processes > 1 else None)
         self.reporter = Reporter(settings, self.folder)
         self.first_step = 1
+        self.config: PreTrainedConfig | None = None
         self._building = ExitStack()
         self.resumed = checkpoint.find_checkpoint(settings) if is_main() else None  # which tells the others
 
@@ -118,7 +120,7 @@ class Run:
         return model, optimizer, batches
 
     def _watch(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, compiled: CompileRecord | None) -> None:
-        settings = self.settings
+        settings, self.config = self.settings, copy.deepcopy(model.config)
         self.memory.watch(model, optimizer)
         self.record.row_flops = lora.flops_per_row(model, settings.block_size)
         self.compiled = compiled
@@ -216,6 +218,7 @@ class Run:
             atexit.register(ranks.leave_group, self.accelerator)
         if is_main():
             self.reporter.end(record, error, self.exit_code, self.memory.timeline if self.accelerator else ())
+            self.reporter.forecast(record, self.config)
             if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
                 self.signals.interruptible()
             self.reporter.finish(record, self.exit_code)
