@@ -63,9 +63,13 @@ def test_it_is_made_where_a_run_came_to_its_end_or_ran_out_of_memory(tmp_path):
     settings = dataclasses.replace(tiny_settings(), output_dir=str(tmp_path))
     for status, made in (("ok", True), ("out_of_memory", True), ("failed", False), ("diverged", False)):
         record, reporter = Record(settings, status=status), Reporter(settings, tmp_path)
-        reporter.forecast(record, load_config(settings))
+        reporter.watch(load_config(settings))
+        reporter.forecast(record)
         assert bool(record.forecast) == made, status
-        reporter.forecast(Record(settings, status="ok"), None)
+    # Of a run that did not come to its model.
+    record, reporter = Record(settings, status="ok"), Reporter(settings, tmp_path)
+    reporter.forecast(record)
+    assert record.forecast == {}
 
 
 def test_a_scripts_own_model_has_none():

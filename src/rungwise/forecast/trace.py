@@ -60,7 +60,8 @@ def trace(settings: Settings, config: PreTrainedConfig) -> Trace:
     Raises:
         Exception: whatever the model has against being run on fake tensors.
     """
-    with _fakes(settings) as tracker, _own_state():
+    # What is drawn for fake weights is drawn from the process's own numbers.
+    with torch.random.fork_rng(devices=[]), _fakes(settings) as tracker, _own_state():
         accelerator = plain_accelerator(settings)
         logs: list[Log] = []
 

@@ -1,5 +1,6 @@
 """What the main process of a run writes and prints: its files, its tracker, the terminal."""
 
+import copy
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ class Reporter:
         self.tracker = tracking.Tracker()
         self.progress: console.Progress | None = None
         self._settings, self._folder = settings, folder
+        self._config: PreTrainedConfig | None = None
         self._files = Files(folder)
 
     def enter(self, record: Record, resumed: Path | None) -> None:
@@ -86,16 +88,17 @@ class Reporter:
             traceback.print_exception(error)
         self._files.end(record, timeline)
 
-    def forecast(self, record: Record, config: PreTrainedConfig | None) -> None:
-        """Adds the forecast of the memory of a run that came to its end, or ran out of it. All else is written by now.
+    def watch(self, config: PreTrainedConfig) -> None:
+        """Keeps the config of the model that is trained, as it is now."""
+        self._config = copy.deepcopy(config)
 
-        `config` is the model's, if it came to be built.
-        """
-        if config is None or record.status not in ("ok", "out_of_memory"):
+    def forecast(self, record: Record) -> None:
+        """Adds the forecast of the memory of a run that came to its end, or ran out of it: all else is written."""
+        if self._config is None or record.status not in ("ok", "out_of_memory"):
             return
         from ..forecast.beside import beside_measured  # here, since it imports much that no run needs before
 
-        record.forecast = beside_measured(self._settings, config, record.memory)
+        record.forecast = beside_measured(self._settings, self._config, record.memory)
         self._files.write(record)
 
     def finish(self, record: Record, exit_code: int) -> None:

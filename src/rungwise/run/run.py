@@ -1,7 +1,6 @@
 """One run's bookkeeping: settings in, `result.json` out, whatever happens between."""
 
 import atexit
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -13,7 +12,7 @@ from accelerate.utils import gather_object, set_seed
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..data.fingerprint import describe as describe_data
 from ..data.opened import OpenedData
@@ -61,7 +60,6 @@ class Run:
         self.signals = Signals(self._terminated if settings.num_processes > 1 else None)
         self.reporter = Reporter(settings, self.folder)
         self.first_step = 1
-        self.config: PreTrainedConfig | None = None
         self._building = ExitStack()
         self.resumed = checkpoint.find_checkpoint(settings) if is_main() else None  # which tells the others
 
@@ -120,15 +118,15 @@ class Run:
         return model, optimizer, batches
 
     def _watch(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, compiled: CompileRecord | None) -> None:
-        settings, self.config = self.settings, copy.deepcopy(model.config)
+        accelerator, settings = self.accelerator, self.settings
+        self.reporter.watch(model.config)
         self.memory.watch(model, optimizer)
         self.record.row_flops = lora.flops_per_row(model, settings.block_size)
         self.compiled = compiled
-        self.evidence = Evidence(model, optimizer, self.accelerator, settings, compiled)
-        why_not = torch_compile.why_not_profiled(settings, self.accelerator.device.type)
+        self.evidence = Evidence(model, optimizer, accelerator, settings, compiled)
+        why_not = torch_compile.why_not_profiled(settings, accelerator.device.type)
         self.profile.watch(model, lambda: self.evidence.decided, compiled=compiled is not None, why_not=why_not)
-        kept = compiled.kept if compiled else None
-        self.activations = ActivationMeter(model, self.accelerator, checkpointed_blocks(model), kept)
+        self.activations = ActivationMeter(model, accelerator, checkpointed_blocks(model), compiled and compiled.kept)
         if compiled:
             compiled.leave_out(optimizer)
             self.meter.compilations = lambda: compiled.compilations
@@ -191,8 +189,7 @@ class Run:
     def save_model(self, model: nn.Module) -> None:
         """Saves the prepared model as a Transformers folder, if that was asked for. Call it in every process."""
         if self.settings.save_model:
-            tokenizer = self.data.tokenizer if self.data else None
-            save_model(self.accelerator, model, self.folder / "model", tokenizer)
+            save_model(self.accelerator, model, self.folder / "model", self.data.tokenizer if self.data else None)
             self.served.saved_model = True
 
     def __exit__(
@@ -218,7 +215,7 @@ class Run:
             atexit.register(ranks.leave_group, self.accelerator)
         if is_main():
             self.reporter.end(record, error, self.exit_code, self.memory.timeline if self.accelerator else ())
-            self.reporter.forecast(record, self.config)
+            self.reporter.forecast(record)
             if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
                 self.signals.interruptible()
             self.reporter.finish(record, self.exit_code)
