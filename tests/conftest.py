@@ -74,3 +74,10 @@ def config(tmp_path: Path):
         return str(path)
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def _no_forecasts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """A forecast takes as long as a tiny run: those tests have it that are about it."""
+    if "forecast" not in request.path.name:
+        monkeypatch.setattr("rungwise.run.reporter.Reporter.forecast", lambda *_: None)
