@@ -15,6 +15,7 @@ if __name__ == "__main__":
 
 from rungwise.data.loader import build_dataloader, synthetic
 from rungwise.forecast import Forecast, forecast
+from rungwise.forecast.trace import uncollected
 from rungwise.loop import train
 from rungwise.metrics.memory import MemoryMeter
 from rungwise.metrics.throughput import StepMeter
@@ -139,6 +140,7 @@ CASES = (
 )
 
 
+@uncollected()
 def measure(settings: Settings, config: PreTrainedConfig) -> dict[str, float]:
     """What the meter measures of a run on real tensors, as a run has it, by PyTorch's own kernels."""
     AcceleratorState._reset_state(reset_partial_state=True)

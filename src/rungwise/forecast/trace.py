@@ -1,6 +1,7 @@
 """Builds a model and trains it for two steps on fake tensors, by the code and under the meter of real runs."""
 
 import dataclasses
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -153,12 +154,30 @@ def _fakes(settings: Settings) -> Iterator[Tracker]:
         # `nn.Module.to` exchanges fake parameters, which nothing may refer to then, for new ones; of real ones it
         # exchanges the data.
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _exchange))
+        # A checkpoint keeps the random numbers' state for each block: a real tensor, which nothing would see.
+        size = len(torch.get_rng_state())
+        state = mock.patch.object(torch, "get_rng_state", lambda: torch.empty(size, dtype=torch.uint8))
+        stack.enter_context(state)
+        stack.enter_context(mock.patch.object(torch, "set_rng_state", lambda _: None))
         # What an operator has against fake tensors is said by the error that follows.
         stack.enter_context(mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True))
         stack.enter_context(quiet())
+        stack.enter_context(uncollected())
         stack.enter_context(FakeTensorMode())
         stack.enter_context(tracker)
         yield tracker
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keeps Python's collector away: what it frees, and when, hangs on all that the process did before."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _exchange(parameter: torch.Tensor, converted: torch.Tensor) -> None:
