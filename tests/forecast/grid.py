@@ -96,7 +96,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
 # Techniques that are tried on one family.
 ONCE = ("reentrant", "adamw_torch_fused", "adafactor", "sgd", "bf16, LoRA", "eager attention", "bf16, eager attention")
 BOTH = ("fp32", "bf16, accumulation, checkpointing")
-LARGE, LONG = {"vocab_size": 32768}, {"global_batch_size": 1, "micro_batch_size": 1, "block_size": 2048}
+LARGE, LONG = {"vocab_size": 16384}, {"global_batch_size": 1, "micro_batch_size": 1, "block_size": 2048}
 
 
 @dataclass(frozen=True)

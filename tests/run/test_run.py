@@ -21,6 +21,7 @@ from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique
 
 import pytest
 import torch
+import wandb
 from harness import ENVIRONMENT, ROOT, TINY, packages, tiny_settings
 
 
@@ -232,6 +233,8 @@ def test_a_tracker_that_is_not_installed(name, capsys, monkeypatch):
 
 def test_a_key_that_is_no_key_means_offline(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "abc")
+    # Its client keeps how it was first used in a process, maybe offline by another test.
+    wandb.teardown()
     mode, why = tracking._wandb_mode()
     assert mode == "offline" and "the key is not usable" in why
 
