@@ -37,8 +37,12 @@ def settings(precision):
     "pytorch, rungwise, kernels",
     [(100, 104, "pytorch"), (100, 106, "rungwise"), (100, 20, "pytorch"), (2, 300, "rungwise")],
 )
-def test_pytorchs_kernels_stay_unless_others_are_clearly_faster(rates, precision, half, pytorch, rungwise, kernels):
+def test_pytorchs_kernels_stay_unless_others_are_clearly_faster(
+    rates, monkeypatch, precision, half, pytorch, rungwise, kernels
+):
     """Whatever the processor has instructions for, and whatever was decided before."""
+    square = {"no": 3e9, half: 5e9}
+    monkeypatch.setattr(product_kernels, "matmul_flops_per_second", lambda device, precision: square[precision])
     for before in ((), HALF.values()):
         cpu_matmul.use(before)
         rates |= {"pytorch": pytorch, "rungwise": rungwise}
@@ -48,7 +52,7 @@ def test_pytorchs_kernels_stay_unless_others_are_clearly_faster(rates, precision
         assert all((dtype in cpu_matmul.used()) == bool(before) for dtype in set(HALF.values()) - {HALF[half]})
         found = product_kernels.describe(settings(precision), CPU)
         assert found["matmul_kernels"] == {half: kernels} and found["kernel_gflops"] == rates
-        assert found["matmul_gflops"].keys() == {"fp32", half} and min(found["matmul_gflops"].values()) > 0.1
+        assert found["matmul_gflops"] == {"fp32": 3, half: 5}
 
 
 def test_fp32_and_accelerators_have_nothing_to_choose(rates):
