@@ -9,6 +9,7 @@ from rungwise.forecast.trace import eager, trace
 from rungwise.metrics.memory import MIB
 
 import pytest
+import torch
 from harness import tiny_settings
 from transformers import AutoConfig
 
@@ -100,6 +101,13 @@ def test_activations_by_module_are_those_of_the_whole_model(model, monkeypatch):
     assert sum(dict(whole.activations).values()) == pytest.approx(
         whole.owners["activations"] + whole.owners["gradients"]
     )
+
+
+def test_a_checkpointed_layer_keeps_its_output_and_the_state_of_random_numbers():
+    config, settings = config_of("Llama"), settings_of("checkpointing")
+    kept = dict(forecast(settings, config).activations)["model.layers.*"]
+    state = 4 * settings.micro_batch_size * settings.block_size * config.hidden_size
+    assert kept * MIB == config.num_hidden_layers * (state + len(torch.get_rng_state()))
 
 
 def test_another_moment_may_be_the_highest_of_a_deeper_model():
