@@ -1,15 +1,9 @@
 """The picture of who owns each rung's activations, told apart by colour, and by hatching where there is none."""
 
-import matplotlib
+from matplotlib.figure import Figure
 
 from .rung_result import RungResult
-from .style import COLOURS, WIDTH
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
+from .style import COLOURS, WIDTH, name_bars, scale_bars
 
 OTHER = "other"
 HATCHES = ("", "///", "...", "xx", "\\\\\\", "++", "oo")
@@ -23,7 +17,8 @@ def activations(rungs: list[RungResult]) -> Figure | None:
     if not any(sizes):
         return None
     kinds = largest_kinds(sizes)
-    figure, axes = plt.subplots(figsize=(WIDTH, 2.0 + 0.5 * len(rungs)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.0 + 0.5 * len(rungs)), layout="constrained")
+    axes = figure.subplots()
     longest = max(sum(owned.values()) for owned in sizes)
     for y, owned in enumerate(sizes):
         if not owned:
@@ -40,14 +35,9 @@ def activations(rungs: list[RungResult]) -> Figure | None:
                 axes.text(start + size / 2, y, f"{size:,.0f}", ha="center", va="center", fontsize=9, bbox=box)
             start += size
         axes.text(start, y, f" {start:,.0f}", va="center")
-    axes.set_yticks(range(len(rungs)), [rung.name for rung in rungs])
-    axes.invert_yaxis()
+    name_bars(axes, [rung.name for rung in rungs])
     axes.set_xlabel("kept for backward by one micro-batch (MiB), by module")
-    axes.grid(axis="x")
-    axes.margins(x=0.1)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.tick_params(axis="y", length=0)
+    scale_bars(axes, margin=0.1)
     bars, names = axes.get_legend_handles_labels()
     shown = dict(zip(reversed(names), reversed(bars), strict=True))
     handles = [shown[kind] for kind in (*kinds, OTHER)]

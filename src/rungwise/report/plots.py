@@ -8,7 +8,7 @@ import matplotlib
 from .activation_plot import activations
 from .profile_plot import profile_bars
 from .rung_result import OWNERS, RungResult, eager_and_compiled, pairs
-from .style import COLOURS, DASHES, POINTS, STYLE, WIDTH
+from .style import COLOURS, DASHES, POINTS, STYLE, WIDTH, name_bars, scale_bars
 
 matplotlib.use("Agg")
 
@@ -74,16 +74,11 @@ def memory_and_speed(rungs: list[RungResult]) -> Figure | None:
             right.text(time.high, y, f" {time.median:,.0f}{note}", va="center")
         else:
             right.text(0, y, " not claimed", va="center", style="italic")
-    left.set_yticks(range(len(rungs)), [rung.name for rung in rungs])
-    left.invert_yaxis()
+    name_bars(left, [rung.name for rung in rungs])
     left.set_xlabel("peak allocated memory (MiB)")
     right.set_xlabel("step time (ms), bars: p10 to p90")
     for axes in (left, right):
-        axes.grid(axis="x")
-        axes.margins(x=0.16)
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        axes.tick_params(axis="y", length=0)
+        scale_bars(axes, margin=0.16)
     figure.legend(loc="outside upper left", ncols=len(OWNERS), columnspacing=1.2, handlelength=1.2)
     return figure
 

@@ -1,11 +1,10 @@
 """The picture of where a step's time goes: one stacked bar a rung, the first rung on top."""
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 
 from .profiles import LABELS, known, profile_rows, shown_classes
 from .rung_result import RungResult
-from .style import COLOURS, WIDTH
+from .style import COLOURS, WIDTH, name_bars, scale_bars
 
 # Told apart without colours; the rest is grey.
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo", "")
@@ -37,13 +36,8 @@ def profile_bars(rungs: list[RungResult]) -> Figure | None:
         left = [start + size for start, size in zip(left, sizes, strict=True)]
     for y, row in enumerate(rows):
         axes.text(row["step_ms"], y, f" {row['step_ms']:,.0f}", va="center")
-    axes.set_yticks(range(len(rows)), [row["rung"] for row in rows])
-    axes.invert_yaxis()
+    name_bars(axes, [row["rung"] for row in rows])
     axes.set_xlabel("one profiled step (ms), and what share of it each class takes")
-    axes.grid(axis="x")
-    axes.margins(x=0.08)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.tick_params(axis="y", length=0)
+    scale_bars(axes, margin=0.08)
     figure.legend(loc="outside upper left", ncols=5, columnspacing=1.2, handlelength=1.6)
     return figure
