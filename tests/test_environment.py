@@ -163,7 +163,7 @@ def test_tf32_by_its_flag_is_a_setting_and_no_part_of_the_environment(monkeypatc
     with asked_for_tf32(monkeypatch) as call:
         assert check(call)[1] == [] and float32.products("cuda") == "ieee"
         float32.set_tf32(True)
-        assert float32.products("cuda") == "tf32" and float32.products_without_flag("cuda") == "ieee"
+        assert float32.products("cuda") == "tf32" and float32.products("cuda", with_flag=False) == "ieee"
         assert check(FP32)[1] == []
         float32.set_tf32(False)
         assert float32.products("cuda") == "ieee"

@@ -66,7 +66,7 @@ def switches(device: torch.device) -> dict[str, Any]:
     backends, cudnn = torch.backends.cuda, torch.backends.cudnn
     kernels = ("flash", "mem_efficient", "math", "cudnn")
     return {
-        "float32_products": float32.products_without_flag(device.type),
+        "float32_products": float32.products(device.type, with_flag=False),
         "float32_convolutions": "tf32" if cudnn.conv.fp32_precision == "tf32" else "ieee",
         "fp16_accumulation": backends.matmul.allow_fp16_accumulation,
         "sdpa_backends": [name for name in kernels if getattr(backends, f"{name}_sdp_enabled")()],

@@ -8,35 +8,29 @@ from .settings.fields import Settings
 
 # Read by oneDNN, which multiplies on the CPU; the first that is set counts.
 ONEDNN = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
-
-
-# What products would be computed in if nobody had asked for TF32 by its flag.
-_by_themselves: str | None = None
+# CUDA's switch as it stood before `--tf32` turned it.
+_before_flag: str | None = None
 
 
 def set_tf32(wanted: bool) -> None:
     """Has CUDA multiply fp32 in TF32, or as it did before this was first asked for."""
-    global _by_themselves
+    global _before_flag
     matmul = torch.backends.cuda.matmul
-    if wanted and _by_themselves is None:
-        _by_themselves, matmul.fp32_precision = matmul.fp32_precision, "tf32"
-    elif not wanted and _by_themselves is not None:
-        matmul.fp32_precision, _by_themselves = _by_themselves, None
+    if wanted and _before_flag is None:
+        _before_flag, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    elif not wanted and _before_flag is not None:
+        matmul.fp32_precision, _before_flag = _before_flag, None
 
 
-def products_without_flag(device_type: str) -> str:
-    """`products`, as they would be without `--tf32`: what is a setting is no part of the environment."""
-    if device_type != "cuda" or _by_themselves is None:
-        return products(device_type)
-    return "ieee" if _by_themselves == "none" else _by_themselves
+def products(device_type: str, *, with_flag: bool = True) -> str:
+    """The format that fp32 matrix products are rounded to on a device: ieee (fp32 itself), tf32, bf16 or f16.
 
-
-def products(device_type: str) -> str:
-    """The format that fp32 matrix products are rounded to on a device: ieee (fp32 itself), tf32, bf16 or f16."""
+    Not `with_flag` it is what they would be without `--tf32`: what is a setting is no part of the environment.
+    """
     if device_type == "cuda":
+        switch = torch.backends.cuda.matmul.fp32_precision if with_flag or _before_flag is None else _before_flag
         # "0" forbids TF32 to NVIDIA's libraries, whatever PyTorch asks them for; others are said to allow it.
-        override = os.environ.get("NVIDIA_TF32_OVERRIDE")
-        found = {None: torch.backends.cuda.matmul.fp32_precision, "0": "ieee"}.get(override, "tf32")
+        found = {None: switch, "0": "ieee"}.get(os.environ.get("NVIDIA_TF32_OVERRIDE"), "tf32")
     else:
         found = torch.backends.mkldnn.matmul.fp32_precision
         if found == "none":
@@ -55,7 +49,7 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     """Why an fp32 run would not compute in fp32 here, or not in TF32, with what asks for it and how to stop it."""
     if settings.tf32:
         return _why_no_tf32(device_type)
-    found = products_without_flag(device_type)
+    found = products(device_type, with_flag=False)
     if settings.precision != "no" or found == "ieee":
         return []
     remedy, named = "unset it, or train in bf16", os.environ.get
