@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from ..model.model import empty_model
 from ..settings.fields import Settings
+from ..techniques.gradient_checkpointing import every_n_layers
 from .trace import blocks_of
 
 # Of a layer's own values those that only say which one it is.
@@ -41,8 +42,7 @@ class Pattern:
 def kinds(settings: Settings, config: PreTrainedConfig) -> list[Hashable]:
     """What tells the layers of a model apart, one value a layer; empty where it has no list of them."""
     blocks = blocks_of(empty_model(settings, config), config)
-    options = settings.gradient_checkpointing_kwargs or {}
-    every = options.get("every_n_layers", 1)
+    every = every_n_layers(settings)
     lists = [value for value in vars(config).values() if _is_per_layer(value, len(blocks))]
     return [
         (_built(block), repr([value[index] for value in lists]), index % every) for index, block in enumerate(blocks)

@@ -6,15 +6,13 @@ So the peak is the highest of the moments that were seen, each extended by itsel
 """
 
 import itertools
-import re
 from collections import defaultdict
 
+from ..metrics.activation_rows import kind
 from .depth import Pattern
 from .trace import Trace
 
 BUILDING, BEGIN = "building", "begin"
-# A layer's number in the name of a module.
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class Extension:
@@ -100,5 +98,5 @@ def _places(trace: Trace, index: int) -> dict[str, int]:
         zip(log.changes, log.storages, log.places, strict=True), index + 1
     ):
         if storage not in trace.gradients:
-            found[NUMBER.sub("*", place)] += change
+            found[kind(place)] += change
     return dict(found)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..metrics.activation_rows import LOSS
 from .tracker import Tracker
 
-# What models do with their logits, and what no module does: gradients of parameters, the optimizer, the rows.
-LOSS, REST = "loss", "rest"
+# What no module does: gradients of parameters, the optimizer, the rows.
+REST = "rest"
 
 
 class Places:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ..model.probe import base_model
 from .memory import MIB
 from .saved_tensors import Saved
 
@@ -43,12 +44,7 @@ def kind(name: str, model: nn.Module | None = None) -> str:
         model: whose prefixes are left out, its adapters' among them.
     """
     if model is not None:
-        inner = inner_model(model)
+        inner = base_model(model)
         name = name.removeprefix("base_model.model").removeprefix(".") if inner is not model else name
         name = name.removeprefix(f"{getattr(inner, 'base_model_prefix', '')}.") or type(inner).__name__
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-
-def inner_model(model: nn.Module) -> nn.Module:
-    """The model inside of its adapters, if it has some."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from .activation_rows import LOSS, inner_model, kind, table
+from ..model.probe import base_model
+from .activation_rows import LOSS, kind, table
 from .saved_tensors import (
     CAST,
     NOT_KNOWN,
@@ -161,7 +162,7 @@ class ActivationMeter:
         """The kind of the module at each place, and the loss behind the last one that is not the model itself."""
         names = [self._kinds[module] for module in notes.modules]
         behind = len(names)
-        while behind > 1 and inner_model(self._model) in notes.modules[behind - 1].modules():
+        while behind > 1 and base_model(self._model) in notes.modules[behind - 1].modules():
             behind -= 1
         return names[:behind] + [LOSS] * (len(names) - behind)
 

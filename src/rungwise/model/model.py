@@ -156,6 +156,8 @@ class CausalLMLoss:
     about that would also break a compiled graph.
     """
 
+    compute = staticmethod(ForCausalLMLoss)
+
     def __init__(self) -> None:
         self.divided = False
 
@@ -170,7 +172,7 @@ class CausalLMLoss:
         """The sum of token losses / `num_items_in_batch`, of logits (B, T, V) and labels (B, T)."""
         if num_items_in_batch is not None:
             self.divided = True
-        return ForCausalLMLoss(logits, labels, vocab_size, num_items_in_batch, **kwargs)
+        return self.compute(logits, labels, vocab_size, num_items_in_batch, **kwargs)
 
 
 def save_model(

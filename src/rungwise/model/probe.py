@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -21,6 +22,11 @@ ROUNDING = 128 * 2.0**-23
 SWITCHES = {"is_decoder": True, "causal": True, "attn_type": "uni"}
 # Rows longer than this are held against the config's own number alone: attention grows with their square.
 LONGEST_TRIED = 4096
+
+
+def base_model(model: nn.Module) -> PreTrainedModel:
+    """The model inside of its adapters, if it has some."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def vocab_size(config: PreTrainedConfig) -> int | None:
@@ -41,8 +47,7 @@ def check_causal(model: PreTrainedModel, block_size: int, on_cpu: bool) -> bool 
     Raises:
         SettingsError: the model is not causal: it sees the token that it is to predict. Or it cannot read a row.
     """
-    if hasattr(model, "get_base_model"):
-        model = model.get_base_model()  # of adapters, which leave causality as it is
+    model = base_model(model)  # adapters leave causality as it is
     full = all(parameter.dtype == torch.float32 for parameter in model.parameters())
     reasons = []
     for asked in (lambda: model, lambda: _small_model(model))[not full :]:

@@ -58,6 +58,11 @@ def checkpointed_blocks(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if is_checkpointed(module)]
 
 
+def every_n_layers(settings: Settings) -> int:
+    """Of how many layers one is checkpointed, where checkpointing is asked for."""
+    return (settings.gradient_checkpointing_kwargs or {}).get("every_n_layers", 1)
+
+
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     """Which blocks were recomputed that should not have been, or were not that should."""
     compiled = seen.compiled
@@ -67,7 +72,7 @@ def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
 
 def _why_not(seen: Seen, recomputed: int) -> list[str]:
     asked = seen.settings
-    every = (asked.gradient_checkpointing_kwargs or {}).get("every_n_layers", 1)
+    every = every_n_layers(asked)
     if asked.gradient_checkpointing != (recomputed > 0):
         return [
             f"gradient checkpointing was asked for: {asked.gradient_checkpointing}; "

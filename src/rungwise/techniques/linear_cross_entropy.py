@@ -17,7 +17,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from ..metrics.memory import allocations
 from ..model.model import CausalLMLoss
-from ..model.probe import evaluating, short_row
+from ..model.probe import base_model, evaluating, short_row
 from ..settings.fields import Settings
 from .seen import Seen, UnavailableTechnique, dtype_name
 
@@ -52,11 +52,6 @@ def apply(model: nn.Module, settings: Settings) -> None:
     if change := _change(base, head):
         raise UnavailableTechnique(f"{name} {change}, which {FLAG} would leave out; leave the flag out")
     base.loss_function = LinearCrossEntropy(base, head)
-
-
-def base_model(model: nn.Module) -> PreTrainedModel:
-    """The model inside of its adapters, if it has some."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _change(model: PreTrainedModel, head: nn.Linear) -> str:
@@ -118,7 +113,7 @@ class LinearCrossEntropy(CausalLMLoss):
     def _pass(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden if self._labelled else self._logits(hidden)
 
-    def __call__(
+    def compute(
         self,
         logits: torch.Tensor,
         labels: torch.Tensor,
@@ -129,8 +124,6 @@ class LinearCrossEntropy(CausalLMLoss):
         **kwargs: Any,
     ) -> torch.Tensor:
         """The sum of token losses / `num_items_in_batch`, of hidden states (B, T, C) in `logits`, labels (B, T)."""
-        if num_items_in_batch is not None:
-            self.divided = True
         if shift_labels is None:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         tokens = (shift_labels != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
