@@ -250,6 +250,26 @@ def test_what_an_evaluation_compiles_is_left_out(cache):
 
 
 @torch._dynamo.config.patch(recompile_limit=2)
+class Compiling(torch.optim.Optimizer):
+    """Compiles a step of its own, as torchao's do."""
+
+    def __init__(self):
+        super().__init__([nn.Parameter(torch.zeros(1))], {})
+
+    def step(self):
+        torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1))
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_what_an_optimizer_compiles_of_its_own_is_left_out(left_out, cache):
+    record, optimizer = CompileRecord(tiny_settings(*FLAGS, "--torch_compile_cache_dir", cache)), Compiling()
+    if left_out:
+        record.leave_out(optimizer)
+    optimizer.step()
+    record.close()
+    assert (record.compilations, record.seconds > 0) == ((0, False) if left_out else (1, True))
+
+
 def test_a_frame_that_recompiles_for_ever_ends_the_run(cache):
     model = Small()
     notes = record(model, cache)
