@@ -249,7 +249,6 @@ def test_what_an_evaluation_compiles_is_left_out(cache):
     notes.close()
 
 
-@torch._dynamo.config.patch(recompile_limit=2)
 class Compiling(torch.optim.Optimizer):
     """Compiles a step of its own, as torchao's do."""
 
@@ -270,6 +269,7 @@ def test_what_an_optimizer_compiles_of_its_own_is_left_out(left_out, cache):
     assert (record.compilations, record.seconds > 0) == ((0, False) if left_out else (1, True))
 
 
+@torch._dynamo.config.patch(recompile_limit=2)
 def test_a_frame_that_recompiles_for_ever_ends_the_run(cache):
     model = Small()
     notes = record(model, cache)
