@@ -89,6 +89,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "bf16, chunked loss": {**BF16, "linear_cross_entropy": True},
     "bf16, accumulation, checkpointing": {**BF16, **ACCUMULATED, **CHECKPOINTED},
     "adamw_torch_fused": {"optim": "adamw_torch_fused"},
+    "adamw_torch_8bit": {"optim": "adamw_torch_8bit"},
     "adafactor": {"optim": "adafactor"},
     "sgd": {"optim": "sgd"},
     "LoRA": {"use_peft": True},
@@ -97,7 +98,16 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "bf16, eager attention": {**BF16, "attn_implementation": "eager"},
 }
 # Techniques that are tried on one family.
-ONCE = ("reentrant", "adamw_torch_fused", "adafactor", "sgd", "bf16, LoRA", "eager attention", "bf16, eager attention")
+ONCE = (
+    "reentrant",
+    "adamw_torch_fused",
+    "adamw_torch_8bit",
+    "adafactor",
+    "sgd",
+    "bf16, LoRA",
+    "eager attention",
+    "bf16, eager attention",
+)
 BOTH = ("fp32", "bf16, accumulation, checkpointing")
 LARGE, LONG = {"vocab_size": 16384}, {"global_batch_size": 1, "micro_batch_size": 1, "block_size": 2048}
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import gc
+import importlib.util
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from .tracker import Log, Tracker
 
 # The second step starts with the optimizer's state in place; it is the one that is measured.
 STEPS = 2
+CHUNKED_LOSS = "torch.nn.modules.linear_cross_entropy"
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,9 @@ def _fakes(settings: Settings) -> Iterator[Tracker]:
         # `nn.Module.to` exchanges fake parameters, which nothing may refer to then, for new ones; of real ones it
         # exchanges the data.
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _exchange))
+        # The loss in chunks goes through as many as the vocabulary is wider than the model, each like the others.
+        if importlib.util.find_spec(CHUNKED_LOSS):
+            stack.enter_context(mock.patch(f"{CHUNKED_LOSS}.range", _ends, create=True))
         # A checkpoint keeps the random numbers' state for each block: a real tensor, which nothing would see.
         size = len(torch.get_rng_state())
         state = mock.patch.object(torch, "get_rng_state", lambda: torch.empty(size, dtype=torch.uint8))
@@ -166,6 +171,12 @@ def _fakes(settings: Settings) -> Iterator[Tracker]:
         stack.enter_context(FakeTensorMode())
         stack.enter_context(tracker)
         yield tracker
+
+
+def _ends(*bounds: int) -> Sequence[int]:
+    """Of a range the first two and the last."""
+    whole = range(*bounds)
+    return whole if len(whole) < 4 else (whole[0], whole[1], whole[-1])
 
 
 @contextmanager
