@@ -1,11 +1,14 @@
 """What a config comes from: whatever cannot be trained is one sentence with the way out, before anything is built."""
 
+import dataclasses
 import json
 
 from rungwise.model import model as models
+from rungwise.model.config import load_config
 from rungwise.model.model import build_model, empty_model
 from rungwise.model.shrink import shrink
 from rungwise.result_file import read_result
+from rungwise.settings.fields import is_default_model
 
 import ablate
 import pytest
@@ -166,3 +169,18 @@ def test_a_run_of_what_cannot_be_trained_ends_with_a_sentence_and_code_2(tmp_pat
     errors = capsys.readouterr().err
     assert ended.value.code == 2 and "add --trust_remote_code" in errors
     assert "Traceback" not in errors and not (tmp_path / "run").exists()
+
+
+def test_the_default_model_is_what_there_is_where_no_flag_names_one(tmp_path):
+    plain = tiny_settings(config_overrides=None)
+    assert is_default_model(plain.as_dict(), plain.origins)
+    GPT2Config().save_pretrained(tmp_path)
+    for changes in (
+        {"model_type": "gpt2"},
+        {"config_overrides": "n_layer=2"},
+        {"config_name": str(tmp_path)},
+        {"model_name_or_path": str(tmp_path)},
+    ):
+        other = dataclasses.replace(plain, **changes)
+        assert not is_default_model(other.as_dict(), other.origins)
+        assert load_config(other).to_dict() != load_config(plain).to_dict()

@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from ..errors import SettingsError
 from ..settings.fields import Settings
+from ..settings.input_fields import MODEL_NAMES
 from .config import load_config, switched, whole_config, why_not
 from .probe import longest_row, quiet, text_config, vocab_size
 from .weights import TEXT_PART, describe, mismatches
@@ -89,8 +90,7 @@ def _is_text_part(settings: Settings, config: PreTrainedConfig) -> bool:
 
 def _named(settings: Settings) -> str:
     """The flags that name the model."""
-    named = ("model_name_or_path", "config_name", "model_type", "config_overrides")
-    return " ".join(f"--{name} {value}" for name in named if (value := getattr(settings, name)))
+    return " ".join(f"--{name} {value}" for name in MODEL_NAMES if (value := getattr(settings, name)))
 
 
 def empty_model(settings: Settings, config: PreTrainedConfig | None = None) -> PreTrainedModel:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import naming, needs
 from .choices import COMPUTE_DTYPES, SCHEDULERS, compute_precision
+from .input_fields import MODEL_NAMES
 from .metadata import derived, flag
 from .technique_fields import TechniqueFields
 
@@ -83,3 +85,8 @@ FIELDS = {f.name: f for f in dataclasses.fields(Settings) if f.name != "origins"
 HINTS = typing.get_type_hints(Settings)
 # Settings that name a run and its place, or follow from others: two rungs that differ in them alone are the same.
 NAMING = ("precision", *(name for name, f in FIELDS.items() if not f.metadata["identity"]))
+
+
+def is_default_model(settings: Mapping[str, Any], origins: Mapping[str, str]) -> bool:
+    """Whether a run trained the model that there is where none is named; both as in `result.json`."""
+    return origins.get("model_type") != OWN and not any(settings.get(name) for name in MODEL_NAMES)

@@ -6,6 +6,9 @@ from . import naming, needs
 from .choices import DTYPES
 from .metadata import flag
 
+# What names a model, or changes its config. Where none of them is set, it is the small GPT-2 of `model.config`.
+MODEL_NAMES = ("model_name_or_path", "config_name", "model_type", "config_overrides")
+
 
 @dataclass(frozen=True)
 class InputFields:
