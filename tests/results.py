@@ -3,7 +3,8 @@
 import copy
 from typing import Any
 
-from rungwise.report.rung_result import RungResult
+from rungwise.report.rung_result import OWNERS, RungResult
+from rungwise.result_file import THIS_RUN
 from rungwise.settings.choices import OPTIMIZERS, compute_precision
 
 BASE = {
@@ -116,9 +117,13 @@ def result(
     status: str = "ok",
     reason: str | None = None,
     spread: float = 5.0,
+    forecast: float | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """A result with these figures and settings, and the evidence that belongs to them."""
+    """A result with these figures and settings, and the evidence that belongs to them.
+
+    Without a forecast of its peak it is one from before there were any.
+    """
     made = copy.deepcopy(BASE)
     made["settings"] |= settings
     made["settings"]["precision"] = compute_precision(made["settings"]["mixed_precision"], made["settings"]["dtype"])
@@ -127,6 +132,8 @@ def result(
     made["memory"]["activations_mib"] = peak - 400
     speed = {"step_ms_median": step_ms, "step_ms_p10": step_ms - spread, "step_ms_p90": step_ms + spread}
     made["throughput"] |= {**speed, "step_ms_mean": step_ms, "tokens_per_second": 1e5 / step_ms}
+    if forecast is not None:
+        made["forecast"] = forecast_beside(made["memory"], forecast)
     if settings.get("torch_compile"):
         made["compile"] = copy.deepcopy(COMPILE)
     if losses:
@@ -134,6 +141,17 @@ def result(
     for name, seen in EVIDENCE.items():
         made["evidence"] |= seen.get(settings.get(name), {})
     return made
+
+
+def forecast_beside(memory: dict[str, float], peak: float, of: str = THIS_RUN) -> dict[str, Any]:
+    """A forecast of such a peak, as it stands beside what was measured: off by its activations alone."""
+    figures = {name: memory[f"{name}_mib"] for name in OWNERS} | {"peak_allocated": peak}
+    figures["activations"] += peak - memory["peak_allocated_mib"]
+    found = {f"{name}_mib": size for name, size in figures.items()}
+    for name, size in figures.items():
+        measured = memory[f"{name}_mib"]
+        found[f"{name}_error_percent"] = 0.0 if size == measured else 100 * (size / measured - 1) if measured else None
+    return {**found, "of": of, "seconds": 1.0}
 
 
 def rung(name: str, *rounds: dict[str, Any], timeline: Any = (), **changes: Any) -> RungResult:

@@ -16,6 +16,8 @@ NAME = "result.json"
 SCHEMA = 1
 # The reason in a result file until its run has ended.
 UNFINISHED = "ended before it was finished (killed?)"
+# What a forecast is `of` where it is that of the run itself, and not of one that was traced in its place.
+THIS_RUN = "this run"
 # Groups of figures, and what their names start with where steps have figures of the same names.
 PREFIXES = {"throughput": "perf"} | {name: name for name in ("memory", "forecast", "compile", "amp", "profile")}
 GROUPS = ("settings", "origins", "environment", "data", "evidence", "loss", *PREFIXES, "activations")

@@ -8,15 +8,16 @@ from typing import Any
 
 from rungwise.report import plots as pictures
 from rungwise.report import report
-from rungwise.report.report import Report, markdown, markdown_table, read_report, terminal_table, write_report
+from rungwise.report.report import Report, markdown, read_report, terminal_table, write_report
 from rungwise.report.rung_result import OWNERS, RungResult
 from rungwise.report.table import COLUMNS, table
+from rungwise.report.table_text import markdown_table
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
-from results import result, rung
+from results import forecast_beside, result, rung
 
 TIME = st.floats(1, 1e4)
 
@@ -36,6 +37,8 @@ def made_results(draw: st.DrawFn) -> dict[str, Any]:
     speed |= {"model_tflops": draw(TIME), "utilization": draw(st.floats(0.01, 1))} if draw(st.booleans()) else {}
     made["throughput"] |= speed if draw(st.integers(0, 5)) else dict.fromkeys(speed)
     made["throughput"]["disturbed"] = draw(st.sampled_from([None, None, None, "the mean is 12% over the median"]))
+    if draw(st.booleans()):
+        made["forecast"] = forecast_beside(made["memory"], draw(TIME))
     if not draw(st.integers(0, 7)):
         made["status"], made["reason"] = draw(st.sampled_from(["failed", "out_of_memory"])), "it ended"
     return made
@@ -58,6 +61,10 @@ def expected(rung: RungResult) -> dict[str, Any]:
         return dict.fromkeys(("peak_mib", "step_ms", "step_ms_low", "step_ms_high", "disturbed", "last_loss"))
     largest = max((made["memory"] for made in rung.rounds), key=lambda memory: memory["peak_allocated_mib"])
     row: dict[str, Any] = {f"{owner}_mib": largest[f"{owner}_mib"] for owner in OWNERS if owner != "buffers"}
+    forecast = next(made.get("forecast", {}) for made in rung.rounds if made["memory"] is largest)
+    row |= {"forecast_peak_mib": forecast.get("peak_allocated_mib")}
+    off = forecast and 100 * (forecast["peak_allocated_mib"] / largest["peak_allocated_mib"] - 1)
+    row["forecast_error_percent"] = pytest.approx(off) if forecast else None
     row |= {"peak_mib": largest["peak_allocated_mib"], "last_loss": rung.rounds[0]["loss"]["last"]}
     speeds = [made["throughput"] for made in rung.rounds if made["throughput"]["tokens_per_second"] is not None]
     if not speeds:
@@ -86,7 +93,7 @@ def told_apart(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def test_tables_say_what_the_results_say(rungs):
     rows = table(rungs)
     made = Report(rungs, rows, [], [])
-    page, terminal = markdown_table(made)[2:], terminal_table(made).splitlines()[1:]
+    page, terminal = markdown_table(rows)[2:], terminal_table(made).splitlines()[1:]
     first = expected(rungs[0])
     for one, row, line, words in zip(rungs, rows, page, terminal, strict=False):
         figures = expected(one)
@@ -169,7 +176,7 @@ def test_the_files_say_what_the_results_say(tmp_path_factory, rungs):
         assert list(read) == list(COLUMNS)
         assert read == {name: "" if value is None else str(value) for name, value in row.items()}
     page = (folder / "report.md").read_text(encoding="utf-8")
-    assert page == markdown(written, folder.name) and "\n".join(markdown_table(written)) in page
+    assert page == markdown(written, folder.name) and "\n".join(markdown_table(written.rows)) in page
 
 
 def pair(before: tuple[float, float, float], after: tuple[float, float, float]) -> list[RungResult]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rungwise.errors import SettingsError
 from rungwise.report import plots as pictures
-from rungwise.report.report import Report, markdown, markdown_table, read_report, terminal_table, write_report
+from rungwise.report.report import Report, markdown, read_report, terminal_table, write_report
 from rungwise.report.rung_result import load
 from rungwise.report.table import COLUMNS, conditions, table
+from rungwise.report.table_text import markdown_table
 from rungwise.result_file import write_result
 
 import pytest
@@ -110,8 +111,10 @@ def test_the_claims_of_the_readme_hold_in_the_committed_results(reported):
     """What does not depend on the machine: memory saved, losses that agree, techniques that were active."""
     _, report = reported
     assert all(rung.status == "ok" for rung in report.rungs)
-    failed = [check for check in report.checks if check.verdict != "PASS"]
-    assert failed == []
+    # What is held against a forecast is not decided where results are older than those.
+    undecided = {check.claim for check in report.checks if check.verdict != "PASS"}
+    savings = {f"{name} saves what was forecast" for name in ("bf16", "checkpointing")}
+    assert undecided == (set() if all(rung.forecast for rung in report.rungs) else savings)
     peaks = {row["rung"]: row["peak_mib"] for row in report.rows}
     assert peaks["fp32"] == pytest.approx(838.14, rel=0.01)
     assert peaks["bf16"] == pytest.approx(534.14, rel=0.01)
@@ -120,7 +123,7 @@ def test_the_claims_of_the_readme_hold_in_the_committed_results(reported):
 def test_the_readme_shows_the_committed_results(reported):
     _, report = reported
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "\n".join(markdown_table(report)) in readme
+    assert "\n".join(markdown_table(report.rows)) in readme
 
 
 def test_the_files(reported):
@@ -142,14 +145,18 @@ def test_the_terminal_table_is_short_and_names_what_failed(reported):
     _, report = reported
     text = terminal_table(report)
     assert max(len(line) for line in text.splitlines()) <= 120
-    assert text.splitlines()[0].split() == ["rung", "status", "peak", "MiB", "step", "ms", "tokens/s", "loss"]
+    heads = ["rung", "status", "peak", "MiB", "forecast", "step", "ms", "tokens/s", "loss"]
+    known = any(rung.forecast for rung in report.rungs)
+    assert text.splitlines()[0].split() == [head for head in heads if known or head != "forecast"]
     assert "0 FAIL" in text
 
 
 def test_pictures_are_pictures(reported):
     _, report = reported
+    forecast = ["forecast.png"] if all(rung.forecast for rung in report.rungs) else []
     assert [path.name for path in report.pictures] == [
         "ladder.png",
+        *forecast,
         "activations.png",
         "loss.png",
         "accumulation.png",

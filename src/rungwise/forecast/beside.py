@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..device import device_type
+from ..result_file import THIS_RUN
 from ..settings.fields import OWN, Settings
 from .peak import NoForecast, forecast
 
@@ -40,7 +41,7 @@ def beside_measured(settings: Settings, config: PreTrainedConfig, memory: dict[s
 
 def _subject(settings: Settings) -> str:
     """Which run is traced in the place of one that is compiled, or that an accelerator has."""
-    run = "the eager run" if settings.torch_compile else "this run"
+    run = "the eager run" if settings.torch_compile else THIS_RUN
     return run if device_type(settings) == "cpu" else f"{run} on a CPU"
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..settings.choices import COMPUTE_DTYPES
 from . import measures
-from .measures import Finding, LossBound, verdict
+from .measures import Finding, LossBound, SavingBound, verdict
+from .not_asked import another_model, compiled, dropout, fewer_tokens, fused, mostly_weights
 from .rung_result import RungResult
 
 # The step-1 bounds are two units of rounding of the dtype in which the products are computed (2^-8 and 2^-11, half the
@@ -36,6 +37,8 @@ FOLLOWS_CHAIN = LossBound(STEP_1_FUSED, ALL_STEPS_ACCUMULATED)
 FOLLOWS_IEEE = LossBound(STEP_1_TF32, ALL_STEPS)
 # Another optimizer state is another training from the second step on; the first loss is of the same weights.
 FOLLOWS_ADAMW = LossBound(STEP_1_ACCUMULATED, ALL_STEPS)
+# What a technique saves of any model is forecast for that very one: within a point of what was measured.
+PEAK, STATE = SavingBound("peak_allocated", 0.01), SavingBound("optimizer_state", 0.01)
 
 
 @dataclass(frozen=True)
@@ -86,27 +89,9 @@ def grows_from_1(before: int, after: int) -> bool:
 
 
 def few_activations(rung: RungResult) -> str:
-    """bf16's claim is about a peak that is mostly activations."""
+    """Claims about activations are about a peak that is mostly theirs."""
     others = rung.settings["gradient_accumulation_steps"] > 1 or rung.settings["gradient_checkpointing"]
     return "accumulation or checkpointing has left few activations" if others else mostly_weights(rung)
-
-
-def mostly_weights(rung: RungResult) -> str:
-    """What acts on activations can save no more than there are."""
-    if rung.peak is None or rung.memory("activations_mib") >= 0.5 * rung.peak:
-        return ""
-    return "most of the peak is parameters, gradients and optimizer state"
-
-
-def compiled(rung: RungResult) -> str:
-    """Checkpointing's claims are about eager mode: a compiler chooses by itself what to recompute."""
-    return "the compiler recomputes, too" if compiles(rung) else ""
-
-
-def dropout(rung: RungResult) -> str:
-    """Losses are not the same where random numbers are drawn batch by batch."""
-    drops = rung.rounds[0]["evidence"].get("dropout")
-    return "dropout draws other numbers for other micro-batches" if drops else ""
 
 
 def several_processes(rung: RungResult) -> bool:
@@ -145,16 +130,21 @@ def active(rung: RungResult, parts: tuple[Evidence, ...]) -> Finding:
     return Finding(verdict(not wrong), "; ".join(wrong or filter(None, words)), bound)
 
 
-SAVES, COSTS = measures.saved_memory, measures.added_time
+SAVES, AS_FORECAST, COSTS = measures.saved_memory, measures.saved_as_forecast, measures.added_time
 DIVIDES, FOLLOWS, RECOMPILES = measures.divided_memory, measures.followed_losses, measures.recompiles
-STATE, EIGHT_BIT = measures.smaller_state, becomes("adamw_torch", "adamw_torch_8bit")
+KEEPS = measures.smaller_state
+EIGHT_BIT, ADAFACTOR = becomes("adamw_torch", "adamw_torch_8bit"), becomes("adamw_torch", "adafactor")
 FUSED, CHUNKED = "fused_activation", "linear_cross_entropy"
 CKPT, ACCUMULATION, COMPILE = "gradient_checkpointing", "gradient_accumulation_steps", "torch_compile"
 BF16, FP16, ON = becomes("no", "bf16"), becomes("no", "fp16"), becomes(False, True)
+BITS, FACTORS = asks("optim", "adamw_torch_8bit"), asks("optim", "adafactor")
+BF16_NOT_ASKED = (another_model, few_activations, fewer_tokens, fused)
 
 PAIR_CLAIMS = (
-    PairClaim("bf16 saves memory", "mixed_precision", BF16, SAVES, 0.30, (few_activations,)),
-    PairClaim("checkpointing saves memory", CKPT, ON, SAVES, 0.30, (mostly_weights, compiled)),
+    PairClaim("bf16 saves memory", "mixed_precision", BF16, SAVES, 0.30, BF16_NOT_ASKED),
+    PairClaim("bf16 saves what was forecast", "mixed_precision", BF16, AS_FORECAST, PEAK),
+    PairClaim("checkpointing saves memory", CKPT, ON, SAVES, 0.30, (another_model, mostly_weights, compiled)),
+    PairClaim("checkpointing saves what was forecast", CKPT, ON, AS_FORECAST, PEAK),
     PairClaim("checkpointing costs little time", CKPT, ON, COSTS, 0.75, (compiled,)),
     PairClaim("accumulation equals the big batch", ACCUMULATION, grows_from_1, FOLLOWS, EQUALS, (dropout,)),
     PairClaim("compiled code follows eager", COMPILE, ON, FOLLOWS, FOLLOWS_EAGER, (dropout,)),
@@ -164,39 +154,27 @@ PAIR_CLAIMS = (
     # Shards are padded to equal sizes.
     PairClaim("sharding divides what it shards", "fsdp", ON, DIVIDES, 0.05, (), several_processes),
     PairClaim("sharded training equals replicas", "fsdp", ON, FOLLOWS, EQUALS, (dropout,), several_processes),
-    PairClaim("fused activations save memory", FUSED, ON, SAVES, 0.20, (few_activations, compiled), asks(FUSED)),
+    PairClaim(
+        "fused activations save memory",
+        FUSED,
+        ON,
+        SAVES,
+        0.20,
+        (another_model, few_activations, compiled),
+        asks(FUSED),
+    ),
+    PairClaim("fused activations save what was forecast", FUSED, ON, AS_FORECAST, PEAK, (), asks(FUSED)),
     PairClaim("fused activations train the same", FUSED, ON, FOLLOWS, FOLLOWS_CHAIN, (dropout,), asks(FUSED)),
+    PairClaim("the chunked loss saves what was forecast", CHUNKED, ON, AS_FORECAST, PEAK, (), asks(CHUNKED)),
     PairClaim("the chunked loss trains the same", CHUNKED, ON, FOLLOWS, FOLLOWS_CHAIN, (dropout,), asks(CHUNKED)),
     PairClaim("tf32 follows fp32", "tf32", ON, FOLLOWS, FOLLOWS_IEEE, (dropout,), asks("tf32")),
     # A byte an element and the scales of their blocks, for AdamW's four; small tensors are left as they are.
-    PairClaim(
-        "8-bit AdamW keeps a quarter of the state",
-        "optim",
-        EIGHT_BIT,
-        STATE,
-        0.30,
-        (),
-        asks("optim", "adamw_torch_8bit"),
-    ),
-    PairClaim(
-        "8-bit AdamW follows AdamW",
-        "optim",
-        EIGHT_BIT,
-        FOLLOWS,
-        FOLLOWS_ADAMW,
-        (dropout,),
-        asks("optim", "adamw_torch_8bit"),
-    ),
+    PairClaim("8-bit AdamW keeps a quarter of the state", "optim", EIGHT_BIT, KEEPS, 0.30, (another_model,), BITS),
+    PairClaim("8-bit AdamW's state is what was forecast", "optim", EIGHT_BIT, AS_FORECAST, STATE, (), BITS),
+    PairClaim("8-bit AdamW follows AdamW", "optim", EIGHT_BIT, FOLLOWS, FOLLOWS_ADAMW, (dropout,), BITS),
     # Of a matrix it keeps one number a row and a column, where AdamW keeps two an element.
-    PairClaim(
-        "adafactor keeps little state",
-        "optim",
-        becomes("adamw_torch", "adafactor"),
-        STATE,
-        0.10,
-        (),
-        asks("optim", "adafactor"),
-    ),
+    PairClaim("adafactor keeps little state", "optim", ADAFACTOR, KEEPS, 0.10, (another_model,), FACTORS),
+    PairClaim("adafactor's state is what was forecast", "optim", ADAFACTOR, AS_FORECAST, STATE, (), FACTORS),
     PairClaim("bf16 follows fp32", "mixed_precision", BF16, FOLLOWS, FOLLOWS_FP32),
     PairClaim("fp16 follows fp32", "mixed_precision", FP16, FOLLOWS, FOLLOWS_FP32),
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .forecasts import why_not_its_own
 from .rung_result import OWNERS, RungResult, distances
 
 
@@ -23,6 +24,14 @@ class LossBound:
     all_steps: float
 
 
+@dataclass(frozen=True)
+class SavingBound:
+    """How far the saving of a figure of memory may lie from its forecast: shares, of which 0.01 is a point."""
+
+    figure: str
+    points: float
+
+
 def saved_memory(before: RungResult, after: RungResult, least: float) -> Finding:
     """By what share the peak is lower; at least `least` passes."""
     bound = f"at least {least:.0%} less"
@@ -31,6 +40,20 @@ def saved_memory(before: RungResult, after: RungResult, least: float) -> Finding
     saved = 1 - after.peak / before.peak
     text = f"{before.peak:,.1f} to {after.peak:,.1f} MiB, {saved:.1%} less"
     return Finding(verdict(saved >= least), text, bound)
+
+
+def saved_as_forecast(before: RungResult, after: RungResult, most: SavingBound) -> Finding:
+    """How far the share that was saved lies from the one that was forecast of these very runs."""
+    bound, name = f"within {100 * most.points:g} point of the forecast", f"{most.figure}_mib"
+    if why := next(filter(None, map(why_not_its_own, (before, after))), ""):
+        return Finding("SKIP", why, bound)
+    sizes = [rung.memory(name) for rung in (before, after)]
+    if None in sizes:
+        return Finding("SKIP", "memory was not measured", bound)
+    forecasts = [rung.forecast[name] for rung in (before, after)]
+    saved, forecast = (1 - small / large for large, small in (sizes, forecasts))
+    text = f"{sizes[0]:,.1f} to {sizes[1]:,.1f} MiB, {saved:.2%} less; forecast {forecast:.2%}"
+    return Finding(verdict(abs(saved - forecast) <= most.points), text, bound)
 
 
 def smaller_state(before: RungResult, after: RungResult, most: float) -> Finding:

@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib
 
 from .activation_plot import activations
+from .forecast_plot import forecast_bars
 from .profile_plot import profile_bars
 from .rung_result import OWNERS, RungResult, eager_and_compiled, pairs
 from .style import COLOURS, DASHES, POINTS, STYLE, WIDTH, name_bars, scale_bars
@@ -21,6 +22,7 @@ def draw(rungs: list[RungResult], folder: Path) -> list[Path]:
     """Draws every picture that these rungs have the figures for. Returns the files."""
     pictures: dict[str, Callable[[list[RungResult]], Figure | None]] = {
         "ladder.png": memory_and_speed,
+        "forecast.png": forecast_bars,
         "activations.png": activations,
         "loss.png": losses,
         "accumulation.png": accumulation,

@@ -9,12 +9,15 @@ from ..errors import SettingsError
 from ..result_file import write_json
 from .checks import Check, run_checks
 from .compiled import compiled_lines, compiled_rows
+from .forecasts import TITLE, forecast_rows, forecast_section
 from .profiles import profile_rows, profile_section
-from .rung_result import OWNERS, RungResult, load
-from .table import COLUMNS, conditions, step_words, table
+from .rung_result import RungResult, load
+from .table import COLUMNS, conditions, table
+from .table_text import disturbed_line, escaped, markdown_table, terminal_rows
 
 PICTURES = {
     "ladder.png": "Peak memory by owner, and step time",
+    "forecast.png": TITLE,
     "activations.png": "Activations of one micro-batch, by module",
     "loss.png": "Loss",
     "accumulation.png": "What accumulation saves and costs",
@@ -78,6 +81,7 @@ def write_report(report: Report, folder: Path) -> None:
         "conditions": conditions(report.rungs),
         "nothing_compared": report.nothing_compared,
         "rows": report.rows,
+        "forecasts": forecast_rows(report.rungs),
         "compiled": report.compiled,
         "profiles": profile_rows(report.rungs),
         "checks": [asdict(check) for check in report.checks],
@@ -109,80 +113,32 @@ def markdown(report: Report, title: str) -> str:
             "",
             *(line for why in about["elsewhere"] for line in (f"{NOT_COMPARED}: {why}.", "")),
         ]
-    lines += [*markdown_table(report), "", NOTES, ""]
+    lines += [*markdown_table(report.rows), "", NOTES, ""]
     if report.nothing_compared:
-        lines += [f"**{_escaped(report.nothing_compared)}.**", ""]
-    if disturbed := [_escaped(f"- {_disturbed(row)}") for row in report.rows if row["disturbed"]]:
+        lines += [f"**{escaped(report.nothing_compared)}.**", ""]
+    if disturbed := [escaped(f"- {disturbed_line(row)}") for row in report.rows if row["disturbed"]]:
         lines += [*disturbed, ""]
+    lines += forecast_section(forecast_rows(report.rungs))
     if report.compiled:
         lines += ["## Compiling", "", *compiled_lines(report.compiled), "", COMPILE_NOTES, ""]
     lines += profile_section(profile_rows(report.rungs))
     lines += ["## Checks", "", "| check | rungs | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
     for check in report.checks:
         cells = (check.claim, " → ".join(check.rungs), f"**{check.verdict}**", check.measured, check.bound)
-        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
+        lines.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
     for picture in report.pictures:
         lines += ["", f"## {PICTURES[picture.name]}", "", f"![{PICTURES[picture.name]}]({picture.name})"]
     return "\n".join(lines) + "\n"
 
 
-def markdown_table(report: Report) -> list[str]:
-    """The table of the report, its figures rounded for reading."""
-    lines = [f"| {HEADS} |", "| --- | --- " + "| ---: " * (HEADS.count("|") - 1) + "|"]
-    for row in report.rows:
-        status = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
-        if row["loss_scale"] is not None:
-            status += f" (loss scale {row['loss_scale']:,.0f}, {row['skipped_steps']} steps skipped)"
-        owners = " / ".join(_number(row[f"{owner}_mib"], 1) for owner in OWNERS if owner != "buffers")
-        cells = [
-            row["rung"],
-            status,
-            _number(row["peak_mib"], 1),
-            _share(row["peak_vs_first"]),
-            _share(row["peak_vs_before"]),
-            owners if row["peak_mib"] is not None else "",
-            _step(row),
-            _number(row["tokens_per_second"]),
-            _speed_change(row, report.rows[0]),
-            _number(row["model_tflops"], 2),
-            "" if row["utilization"] is None else f"{row['utilization']:.1%}",
-            _number(row["compile_seconds"], 1),
-            _number(row["last_loss"], 4),
-            _signed(row["loss_vs_fp32"]),
-        ]
-        lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
-    return lines
-
-
 def terminal_table(report: Report) -> str:
     """The same table, short, and the checks that did not pass."""
-    heads = ("rung", "status", "peak MiB", "", "step ms", "tokens/s", "", "loss")
-    body = [
-        (
-            row["rung"],
-            row["status"],
-            _number(row["peak_mib"], 1),
-            _share(row["peak_vs_first"]),
-            _step(row),
-            _number(row["tokens_per_second"]),
-            _speed_change(row, report.rows[0]),
-            _number(row["last_loss"], 4),
-        )
-        for row in report.rows
-    ]
-    widths = [max(len(line[n]) for line in (heads, *body)) for n in range(len(heads))]
-    lines = []
-    for line in (heads, *body):
-        cells = [
-            text.ljust(width) if n < 2 else text.rjust(width)
-            for n, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+    lines = terminal_rows(report.rows)
     for row in report.rows:
         if row["status"] != "ok":
             lines.append(f"{row['rung']}: {row['reason']}")
         if row["disturbed"]:
-            lines.append(_disturbed(row))
+            lines.append(disturbed_line(row))
     for row in report.compiled:
         against = f" against {row['eager']}" if row["eager"] else ""
         lines.append(f"{row['rung']}: break-even {row['break_even']}{against}")
@@ -199,11 +155,6 @@ def terminal_table(report: Report) -> str:
 
 
 NOT_COMPARED = "Speeds are not compared"
-HEADS = (
-    "rung | status | peak MiB | vs first | vs before | params / grads / optimizer / activations | "
-    "step ms (spread) | tokens/s | vs first | TFLOP/s | utilization | compile s | last loss | vs fp32"
-)
-
 NOTES = """\
 Memory is the allocator's peak; activations are what the other owners leave of it, temporaries included. The spread of
 a step is from the 10th to the 90th percentile of its steps, over several rounds from the lowest to the highest. Speed
@@ -215,33 +166,3 @@ COMPILE_NOTES = """\
 Compile seconds are those in which the compiler was at work, forward and backward; no timed step is among them. They
 are comparable with a fresh cache alone. Break-even is the step at which what compiling saves a step has paid for them.
 """
-
-
-def _speed_change(row: dict[str, Any], first: dict[str, Any]) -> str:
-    if row is first or row["tokens_per_second"] is None or first["tokens_per_second"] is None:
-        return ""
-    return "≈" if row["speed_vs_first"] is None else _share(row["speed_vs_first"])
-
-
-def _step(row: dict[str, Any]) -> str:
-    return f"{step_words(row)} disturbed" if row["disturbed"] else step_words(row)
-
-
-def _disturbed(row: dict[str, Any]) -> str:
-    return f"{row['rung']}: disturbed, {row['disturbed']}; its speed is not compared: run it again on a quiet machine"
-
-
-def _number(value: float | None, digits: int = 0) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:+.1%}"
-
-
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.4f}"
-
-
-def _escaped(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())

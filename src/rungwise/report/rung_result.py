@@ -56,13 +56,22 @@ class RungResult:
 
     def memory(self, name: str) -> float | None:
         """A memory figure in MiB, the largest of all rounds. Owners are those of that round, so that they add up."""
-        known = [result["memory"] for result in self.rounds if result["memory"].get("peak_allocated_mib") is not None]
-        return max(known, key=lambda memory: memory["peak_allocated_mib"]).get(name) if known else None
+        return self._largest["memory"].get(name)
+
+    @property
+    def _largest(self) -> dict[str, Any]:
+        """The round with the largest peak; the first one where none was measured."""
+        return max(self.rounds, key=lambda result: result["memory"].get("peak_allocated_mib") or 0.0)
 
     @property
     def peak(self) -> float | None:
         """Peak memory in MiB, of a rung that ran to its end."""
         return self.memory("peak_allocated_mib") if self.ok else None
+
+    @property
+    def forecast(self) -> dict[str, Any]:
+        """What that round's memory was to be, as in `result.json`. Older results do not tell."""
+        return self._largest.get("forecast", {})
 
     @property
     def activations(self) -> dict[str, float]:

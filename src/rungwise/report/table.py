@@ -12,6 +12,9 @@ COLUMNS = (
     "peak_mib",
     "peak_vs_first",
     "peak_vs_before",
+    "forecast_peak_mib",
+    "forecast_error_percent",
+    "forecast_of",
     "parameters_mib",
     "gradients_mib",
     "optimizer_state_mib",
@@ -37,6 +40,7 @@ def table(rungs: list[RungResult]) -> list[dict[str, Any]]:
     """One row a rung, keyed as in COLUMNS; None for what was not measured. Changes are shares: -0.36 is 36% less.
 
     Speed has a change only where the steps of the two rungs are told apart. `disturbed` is a reason, or None.
+    A forecast's error is of the run that it is `of`; that of another run is a distance.
     """
     first, fp32 = rungs[0], reference(rungs)
     rows = []
@@ -49,6 +53,9 @@ def table(rungs: list[RungResult]) -> list[dict[str, Any]]:
                 "peak_mib": rung.peak,
                 "peak_vs_first": _change(first.peak, rung.peak) if rung is not first else None,
                 "peak_vs_before": _change(before.peak, rung.peak) if before else None,
+                "forecast_peak_mib": rung.forecast.get("peak_allocated_mib"),
+                "forecast_error_percent": rung.forecast.get("peak_allocated_error_percent") if rung.ok else None,
+                "forecast_of": rung.forecast.get("of"),
                 **{
                     f"{owner}_mib": rung.memory(f"{owner}_mib") if rung.ok else None
                     for owner in OWNERS

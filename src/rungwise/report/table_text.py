@@ -1,0 +1,112 @@
+"""A ladder's table as text: for a page, and short for a terminal."""
+
+from typing import Any
+
+from ..result_file import THIS_RUN
+from .rung_result import OWNERS
+from .table import step_words
+
+# Behind a forecast that is of another run.
+MARK = "*"
+HEADS = (
+    "rung | status | peak MiB | vs first | vs before | params / grads / optimizer / activations | "
+    "step ms (spread) | tokens/s | vs first | TFLOP/s | utilization | compile s | last loss | vs fp32"
+)
+
+
+def markdown_table(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as a Markdown table, its figures rounded for reading."""
+    lines = [f"| {HEADS} |", "| --- | --- " + "| ---: " * (HEADS.count("|") - 1) + "|"]
+    for row in rows:
+        status = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
+        if row["loss_scale"] is not None:
+            status += f" (loss scale {row['loss_scale']:,.0f}, {row['skipped_steps']} steps skipped)"
+        owners = " / ".join(_number(row[f"{owner}_mib"], 1) for owner in OWNERS if owner != "buffers")
+        cells = [
+            row["rung"],
+            status,
+            _number(row["peak_mib"], 1),
+            _share(row["peak_vs_first"]),
+            _share(row["peak_vs_before"]),
+            owners if row["peak_mib"] is not None else "",
+            _step(row),
+            _number(row["tokens_per_second"]),
+            _speed_change(row, rows[0]),
+            _number(row["model_tflops"], 2),
+            "" if row["utilization"] is None else f"{row['utilization']:.1%}",
+            _number(row["compile_seconds"], 1),
+            _number(row["last_loss"], 4),
+            _signed(row["loss_vs_fp32"]),
+        ]
+        lines.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
+    return lines
+
+
+def terminal_rows(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as aligned lines, heads first. Forecasts have a column where there are any."""
+    forecast = any(row["forecast_peak_mib"] is not None for row in rows)
+    heads = ("rung", "status", "peak MiB", *(("forecast",) if forecast else ()), "", "step ms", "tokens/s", "", "loss")
+    body = [
+        (
+            row["rung"],
+            row["status"],
+            _number(row["peak_mib"], 1),
+            *((_forecast(row),) if forecast else ()),
+            _share(row["peak_vs_first"]),
+            _step(row),
+            _number(row["tokens_per_second"]),
+            _speed_change(row, rows[0]),
+            _number(row["last_loss"], 4),
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[n]) for line in (heads, *body)) for n in range(len(heads))]
+    lines = []
+    for line in (heads, *body):
+        cells = [
+            text.ljust(width) if n < 2 else text.rjust(width)
+            for n, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    of = sorted({row["forecast_of"] for row in rows if _is_of_another_run(row)})
+    return [*lines, *(f"{MARK} the forecast is of {run}" for run in of)]
+
+
+def disturbed_line(row: dict[str, Any]) -> str:
+    """Says of a disturbed rung why it is one, and what to do about it."""
+    return f"{row['rung']}: disturbed, {row['disturbed']}; its speed is not compared: run it again on a quiet machine"
+
+
+def escaped(text: str) -> str:
+    """The text as a cell of a Markdown table, on one line."""
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _speed_change(row: dict[str, Any], first: dict[str, Any]) -> str:
+    if row is first or row["tokens_per_second"] is None or first["tokens_per_second"] is None:
+        return ""
+    return "≈" if row["speed_vs_first"] is None else _share(row["speed_vs_first"])
+
+
+def _step(row: dict[str, Any]) -> str:
+    return f"{step_words(row)} disturbed" if row["disturbed"] else step_words(row)
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1%}"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.4f}"
+
+
+def _forecast(row: dict[str, Any]) -> str:
+    return _number(row["forecast_peak_mib"], 1) + (MARK if _is_of_another_run(row) else "")
+
+
+def _is_of_another_run(row: dict[str, Any]) -> bool:
+    return row["forecast_of"] not in (None, THIS_RUN)
