@@ -2,7 +2,7 @@
 
 import itertools
 
-from rungwise.forecast.cpu_kernels import temporaries
+from rungwise.forecast.devices import CPU
 from rungwise.forecast.tracker import Tracker, UnknownValue
 from rungwise.metrics.memory import allocations
 
@@ -53,7 +53,7 @@ def peak(changes):
 
 def track(function, *, inside=False):
     """The log of a function on fake tensors."""
-    tracker = Tracker(temporaries)
+    tracker = Tracker(CPU)
     tracker.inside = inside
     with FakeTensorMode(), tracker, tracker.logged() as log:
         function()
@@ -87,7 +87,7 @@ def test_views_count_once_and_what_is_gone_is_taken_off():
 
 def test_what_was_there_before_is_not_given_back():
     """As the profiler, to which a block from before it is unknown."""
-    tracker = Tracker(temporaries)
+    tracker = Tracker(CPU)
     with FakeTensorMode(), tracker:
         before = torch.zeros(1000)
         with tracker.logged() as log:

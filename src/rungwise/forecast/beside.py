@@ -21,8 +21,8 @@ def beside_measured(settings: Settings, config: PreTrainedConfig, memory: dict[s
 
     Returns:
         The MiB of peak and owners under the names that `memory` has for them, each beside its `_error_percent`:
-        100 x (forecast / measured - 1), None where nothing was measured; what it is a forecast `of`, and how long it
-        took. Where there is none, `peak_allocated_mib` is None, and `reason` says why.
+        100 x (forecast / measured - 1), None where nothing was measured; what it is a forecast `of`, what it has to be
+        called (`note`), and how long it took. Where there is none, `peak_allocated_mib` is None; `reason` says why.
     """
     started = time.perf_counter()
     try:
@@ -36,13 +36,14 @@ def beside_measured(settings: Settings, config: PreTrainedConfig, memory: dict[s
     for name, size in figures.items():
         beside[f"{name}_mib"] = size
         beside[f"{name}_error_percent"] = _error_percent(size, memory.get(f"{name}_mib"))
-    return {**beside, "of": _subject(settings), "seconds": time.perf_counter() - started}
+    of = _subject(settings, found.device)
+    return {**beside, "of": of, "note": found.note, "seconds": time.perf_counter() - started}
 
 
-def _subject(settings: Settings) -> str:
-    """Which run is traced in the place of one that is compiled, or that an accelerator has."""
+def _subject(settings: Settings, device: str) -> str:
+    """Which run is traced in the place of one that is compiled, or that an accelerator without a forecast has."""
     run = "the eager run" if settings.torch_compile else THIS_RUN
-    return run if device_type(settings) == "cpu" else f"{run} on a CPU"
+    return run if device_type(settings) == device else f"{run} on a CPU"
 
 
 def _error_percent(size: float, measured: float | None) -> float | None:

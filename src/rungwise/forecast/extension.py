@@ -92,7 +92,7 @@ def _name(mark: str, blocks: int, pattern: Pattern) -> str | None:
 
 def _places(trace: Trace, index: int) -> dict[str, int]:
     """The bytes of each place right behind a change."""
-    found: defaultdict[str, int] = defaultdict(int)
+    found = defaultdict(int, trace.beside)
     log = trace.step
     for (_, change), storage, place in itertools.islice(
         zip(log.changes, log.storages, log.places, strict=True), index + 1

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
 
+from ..device import device_type
 from ..metrics.memory import MIB
 from ..model.model import empty_model
 from ..settings.fields import Settings
 from ..techniques import lora
 from ..techniques.fsdp import plugin as sharding
 from .depth import Pattern, find_pattern, kinds, shortened
+from .devices import CPU, Device, cuda_device
 from .extension import Extension
 from .places import REST
 from .trace import batch_bytes, eager, trace
@@ -27,9 +29,11 @@ class NoForecast(RuntimeError):
 
 @dataclass(frozen=True)
 class Forecast:
-    """Peak memory of one process on the CPU, in MiB.
+    """Peak memory of one process, in MiB.
 
     Attributes:
+        device: what it is a forecast for: cpu or cuda.
+        note: what it has to be called where it is shown, if its method has not been measured on that device.
         peak_mib: as `MemoryMeter` measures it.
         owners: parameters, gradients, optimizer_state, buffers, activations, as it defines them: they add up to the
             peak.
@@ -39,26 +43,41 @@ class Forecast:
         traced_layers: how many layers were traced at once, at most.
     """
 
+    device: str
+    note: str | None
     peak_mib: float
     owners: dict[str, float]
     activations: tuple[tuple[str, float], ...]
     traced_layers: int
 
 
-def forecast(settings: Settings, config: PreTrainedConfig) -> Forecast:
+def forecast(
+    settings: Settings,
+    config: PreTrainedConfig,
+    device: str | None = None,
+    capability: tuple[int, int] | None = None,
+) -> Forecast:
     """The peak memory of a run with these settings of a model from this config.
 
-    It is that of an eager run on one CPU process; a model that would be loaded is built with random weights.
+    It is that of an eager run of one process; a model that would be loaded is built with random weights.
+
+    Args:
+        settings: the run's.
+        config: the model's.
+        device: what it would run on, cpu or cuda, be it here or not [what the settings choose here; the CPU for any
+            other].
+        capability: the compute capability of a GPU [that of the one here, or else 8.0].
 
     Raises:
         NoForecast: it cannot be told, and why.
     """
+    target = cuda_device(capability) if (device or device_type(settings)) == "cuda" else CPU
     if settings.num_processes > 1 or sharding(settings) is not None:
         raise NoForecast("sharding and several processes are not traced; the forecast is of one process")
     micro_batches = settings.gradient_accumulation_steps
     settings = eager(settings, min(micro_batches, MICRO_BATCHES))
     try:
-        return _extended(settings, config, micro_batches - settings.gradient_accumulation_steps)
+        return _extended(settings, config, target, micro_batches - settings.gradient_accumulation_steps)
     except NoForecast:
         raise
     except Exception as error:
@@ -67,18 +86,18 @@ def forecast(settings: Settings, config: PreTrainedConfig) -> Forecast:
         raise NoForecast(f"{config.model_type} cannot be traced: {words}") from error
 
 
-def _extended(settings: Settings, config: PreTrainedConfig, more_batches: int) -> Forecast:
+def _extended(settings: Settings, config: PreTrainedConfig, device: Device, more_batches: int) -> Forecast:
     """The forecast of a model that is traced at two depths, or at once if its layers repeat in no pattern."""
     layers = kinds(settings, config)
     pattern = find_pattern(layers)
     small = [_short_config(settings, config, layers, pattern, times) for times in (FEW, MORE)] if pattern else [None]
     if all(small):
-        few, more = (trace(settings, one) for one in small)
+        few, more = (trace(settings, one, device) for one in small)
         extension = Extension(few, more, pattern, pattern.times(len(layers)) - FEW)
         if extension.alike and extension.parameters == _parameters(settings, config):
-            return _result(extension, settings, more_batches)
-    whole = trace(settings, config)
-    return _result(Extension(whole, whole, Pattern(whole.blocks, 1, 0), 0), settings, more_batches)
+            return _result(extension, settings, device, more_batches)
+    whole = trace(settings, config, device)
+    return _result(Extension(whole, whole, Pattern(whole.blocks, 1, 0), 0), settings, device, more_batches)
 
 
 def _short_config(
@@ -95,8 +114,8 @@ def _parameters(settings: Settings, config: PreTrainedConfig) -> int:
     return sum(p.numel() for p in lora.apply(empty_model(settings, config), settings).parameters())
 
 
-def _result(extension: Extension, settings: Settings, more_batches: int) -> Forecast:
-    rows = more_batches * batch_bytes(settings)
+def _result(extension: Extension, settings: Settings, device: Device, more_batches: int) -> Forecast:
+    rows = more_batches * batch_bytes(settings, device)
     held, moment = extension.highest(rows)
     owners = {name: extension.owner(name) for name in ("parameters", "gradients", "optimizer_state", "buffers")}
     owners["activations"] = held / MIB - sum(owners.values())
@@ -104,4 +123,4 @@ def _result(extension: Extension, settings: Settings, more_batches: int) -> Fore
     if rows and places:
         places[REST] = places.get(REST, 0) + rows
     known = sorted(((name, size / MIB) for name, size in places.items() if size), key=lambda row: -row[1])
-    return Forecast(held / MIB, owners, tuple(known), extension.traced_layers)
+    return Forecast(device.name, device.note, held / MIB, owners, tuple(known), extension.traced_layers)

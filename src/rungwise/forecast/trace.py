@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import importlib.util
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,18 +18,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig
 
 from ..loop import train
-from ..metrics.memory import MemoryMeter
+from ..metrics.memory import MIB, MemoryMeter
 from ..metrics.throughput import StepMeter
 from ..model.model import build_model
 from ..model.probe import quiet
 from ..settings.fields import Settings
 from ..techniques import apply_techniques, build_optimizer, build_scheduler, plain_accelerator
-from . import cpu_kernels
-from .places import Places
+from .devices import CPU, Device
+from .places import REST, Places
 from .tracker import Log, Tracker
 
 # The second step starts with the optimizer's state in place; it is the one that is measured.
 STEPS = 2
+# What libraries hold.
+WORKSPACES = "workspaces"
 CHUNKED_LOSS = "torch.nn.modules.linear_cross_entropy"
 
 
@@ -40,7 +43,7 @@ class Trace:
         building: what building the model allocates.
         step: what the measured step allocates.
         held: the bytes held when that step begins.
-        peak: by the meter, in bytes.
+        beside: those of them that no owner has, by place.
         owners: by the meter, in MiB, keyed as in `result.json`.
         gradients: the storages that are gradients when the optimizer steps, by their number in `step`.
         parameters: how many numbers the model's parameters are.
@@ -50,28 +53,36 @@ class Trace:
     building: Log
     step: Log
     held: int
-    peak: int
+    beside: dict[str, int]
     owners: dict[str, float]
     gradients: frozenset[int]
     parameters: int
     blocks: int
 
+    @property
+    def peak(self) -> int:
+        """The most bytes that are held at once."""
+        logs = (self.building.changes, 0), (self.step.changes, self.held)
+        return max(max(itertools.accumulate((change for _, change in log), initial=held)) for log, held in logs)
 
-def trace(settings: Settings, config: PreTrainedConfig) -> Trace:
-    """Traces a run with these settings on one CPU process in eager mode, of a model with random weights.
+
+def trace(settings: Settings, config: PreTrainedConfig, device: Device = CPU) -> Trace:
+    """Traces a run with these settings, in one process and in eager mode, of a model with random weights.
 
     Raises:
         Exception: whatever the model has against being run on fake tensors.
     """
     # What is drawn for fake weights is drawn from the process's own numbers.
-    with torch.random.fork_rng(devices=[]), _fakes(settings) as tracker, _own_state():
+    with torch.random.fork_rng(devices=[]), _fakes(settings, device) as tracker, _own_state():
         accelerator = plain_accelerator(settings)
         logs: list[Log] = []
+        held: list[int] = []
 
         @contextmanager
         def source(_: torch.device) -> Iterator[list[tuple[int, int]]]:
             with tracker.logged() as log:
                 logs.append(log)
+                held.append(tracker.held())
                 yield log.changes
 
         meter = MemoryMeter(accelerator.device, source)
@@ -99,13 +110,19 @@ def trace(settings: Settings, config: PreTrainedConfig) -> Trace:
         )
         for _ in steps:
             pass
-        building, step = logs
+        owners = meter.result()
+        building, step, beside = *logs, {}
+        if device.knows_older:
+            # Built on the host: what is moved from there, a step begins with.
+            building = Log([(0, 0)])
+            owned = sum(owners[f"{name}_mib"] for name in ("parameters", "optimizer_state", "buffers"))
+            beside = {WORKSPACES: device.workspaces, REST: held[1] - round(owned * MIB)}
         return Trace(
             building,
             step,
-            meter.held,
-            meter.peak_bytes(),
-            meter.result(),
+            held[1] + device.workspaces if device.knows_older else meter.held,
+            beside,
+            owners,
             frozenset(gradients),
             sum(parameter.numel() for parameter in model.parameters()),
             len(blocks),
@@ -132,9 +149,10 @@ def _batches(settings: Settings) -> Iterator[dict[str, torch.Tensor]]:
         yield {name: torch.zeros(shape, dtype=torch.long) for name in _columns(settings)}
 
 
-def batch_bytes(settings: Settings) -> int:
+def batch_bytes(settings: Settings, device: Device) -> int:
     """The bytes of the rows of one micro-batch."""
-    return len(_columns(settings)) * settings.micro_batch_size * settings.block_size * torch.long.itemsize
+    column = settings.micro_batch_size * settings.block_size * torch.long.itemsize
+    return len(_columns(settings)) * device.block(column)
 
 
 def _columns(settings: Settings) -> tuple[str, ...]:
@@ -142,9 +160,9 @@ def _columns(settings: Settings) -> tuple[str, ...]:
 
 
 @contextmanager
-def _fakes(settings: Settings) -> Iterator[Tracker]:
+def _fakes(settings: Settings, device: Device) -> Iterator[Tracker]:
     """All tensors inside are fake, and a tracker sees them."""
-    tracker = Tracker(cpu_kernels.temporaries)
+    tracker = Tracker(device)
     with ExitStack() as stack:
         # Transformers takes a fake tensor for one of a graph that is traced for any row, and makes a mask; rows that
         # are padded have one anyway.
@@ -159,8 +177,9 @@ def _fakes(settings: Settings) -> Iterator[Tracker]:
         # The loss in chunks goes through as many as the vocabulary is wider than the model, each like the others.
         if importlib.util.find_spec(CHUNKED_LOSS):
             stack.enter_context(mock.patch(f"{CHUNKED_LOSS}.range", _ends, create=True))
-        # A checkpoint keeps the random numbers' state for each block: a real tensor, which nothing would see.
-        size = len(torch.get_rng_state())
+        # A checkpoint keeps the random numbers' state for each block: a real tensor, which nothing would see. It is on
+        # the host, also where the model is not.
+        size = 0 if device.knows_older else len(torch.get_rng_state())
         state = mock.patch.object(torch, "get_rng_state", lambda: torch.empty(size, dtype=torch.uint8))
         stack.enter_context(state)
         stack.enter_context(mock.patch.object(torch, "set_rng_state", lambda _: None))
@@ -168,6 +187,7 @@ def _fakes(settings: Settings) -> Iterator[Tracker]:
         stack.enter_context(mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True))
         stack.enter_context(quiet())
         stack.enter_context(uncollected())
+        stack.enter_context(device.operators())
         stack.enter_context(FakeTensorMode())
         stack.enter_context(tracker)
         yield tracker

@@ -1,12 +1,12 @@
 """Counts what fake tensors would allocate: the bytes of each storage when an operator first gives it back, and again
-when it is gone. Nothing in here knows a device.
+when it is gone. What its allocator and its kernels take, a device is asked.
 
 A fake tensor (PyTorch's FakeTensorMode) has shape, dtype and device and no memory; operators on it are the real ones.
 """
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from .devices import Device
 
 # Whether all rows are whole, all gradients finite, all tokens unmasked: what a model may ask, and is told yes.
 ALL = "aten::all"
@@ -53,24 +55,30 @@ class Tracker(TorchDispatchMode):
         inside: whether a module is at work, to be told from outside.
     """
 
-    def __init__(self, temporaries: Callable[[Any, Any, Any], int]) -> None:
-        """`temporaries` gives the bytes that a device's kernel takes while it runs, beside its results."""
+    def __init__(self, device: Device) -> None:
+        """`device` says what its allocator and its kernels take."""
         super().__init__()
         self.log = Log()
-        self._temporaries = temporaries
+        self._device = device
         self.inside = False
         self._live: dict[int, tuple[int, int, str, Any]] = {}
+        self._hosted: dict[int, Any] = {}
         self._answers: dict[int, float] = {}
+        self._calls = {GROUPED: _grouped, **device.calls}
         self._count = self._oldest = 0
         # The autograd numbers from which operators are another place's.
         self._starts, self._places = [0], [""]
 
     @contextmanager
     def logged(self) -> Iterator[Log]:
-        """A log of its own for what is allocated inside: what is older and given back does not count."""
-        self.log, self._oldest = Log(), self._count + 1
+        """A log of its own for what is allocated inside; what is older and goes counts if the device knows it."""
+        self.log, self._oldest = Log(), 0 if self._device.knows_older else self._count + 1
         yield self.log
         self.log = Log()
+
+    def held(self) -> int:
+        """The bytes of all storages that are there."""
+        return sum(size for _, size, _, _ in self._live.values())
 
     def enter_place(self, name: str) -> None:
         """From here on operators are those of this module, and so are theirs in the backward pass."""
@@ -110,15 +118,16 @@ class Tracker(TorchDispatchMode):
             # PyTorch's own operators that are written in Python: what they allocate inside counts.
             with self:
                 return python(*args, **kwargs)
-        out = _grouped(func, *args, **kwargs) if name == GROUPED else func(*args, **kwargs)
+        call = self._calls.get(name)
+        out = call(func, *args, **kwargs) if call else func(*args, **kwargs)
         if name == UNSCALE:
             self._answers[args[1].untyped_storage()._cdata] = 0.0
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
-                self._see(tensor)
+                self._see(tensor, name in self._device.host)
                 if name == ALL:
                     self._answers[tensor.untyped_storage()._cdata] = 1.0
-        if taken := self._temporaries(func, (args, kwargs), out):
+        if taken := self._device.temporaries(func, (args, kwargs), out):
             place = self.place()
             number = self._count = self._count + 1
             self._note(number, taken, place)
@@ -133,9 +142,14 @@ class Tracker(TorchDispatchMode):
         value = 1.0 if known is None else known
         return bool(value) if tensor.dtype == torch.bool else value if tensor.is_floating_point() else int(value)
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def _see(self, tensor: torch.Tensor, on_host: bool) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage._cdata, self._device.block(storage.nbytes())
+        if key in self._hosted:
+            return
+        if on_host and key not in self._live:
+            self._hosted[key] = weakref.ref(storage, lambda _: self._hosted.pop(key))
+            return
         if key in self._live:
             self._resize(key, size)
             return
