@@ -4,7 +4,7 @@ import csv
 import json
 
 from rungwise.report.forecast_plot import HATCHES, forecast_bars
-from rungwise.report.forecasts import forecast_rows, forecast_section, why_no_forecast
+from rungwise.report.forecasts import forecast_rows, forecast_section, why_no_forecast, why_not_its_own
 from rungwise.report.report import read_report, terminal_table, write_report
 from rungwise.report.rung_result import OWNERS
 from rungwise.report.table import table
@@ -157,3 +157,14 @@ def test_a_ladders_report_has_it(rungs, tmp_path):
 
 def test_a_rung_with_a_forecast_gives_no_reason():
     assert why_no_forecast(rung("a", forecast=1000.0)) == ""
+
+
+def test_a_forecast_that_was_never_measured_on_its_device_is_held_against_nothing():
+    note = "forecast, not measured on CUDA"
+    noted = rung("bf16", peak=1000.0, forecast=500.0)
+    assert why_not_its_own(noted) == ""
+    for made in noted.rounds:
+        made["forecast"]["note"] = note
+    assert why_not_its_own(noted) == f"bf16: {note}"
+    rows = forecast_rows([noted])
+    assert rows[0]["note"] == note and f"- bf16: {note}" in forecast_section(rows)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from rungwise.forecast import beside
+from rungwise.forecast import beside, peak
 from rungwise.forecast.peak import NoForecast
 from rungwise.model.config import load_config
 from rungwise.run.console import summary_block
@@ -57,6 +57,30 @@ def test_of_a_compiled_run_it_is_the_eager_runs():
     result = {**Record(settings).as_dict(), "forecast": found}
     result["settings"]["output_dir"] = "somewhere"
     assert "MiB for the eager run, +" in summary_block(result, [])
+
+
+def test_on_a_gpu_it_is_cudas_and_says_that_it_was_not_measured(monkeypatch):
+    """Whose error, owner by owner, will tell."""
+    for module in (beside, peak):
+        monkeypatch.setattr(module, "device_type", lambda _: "cuda")
+    settings = tiny_settings()
+    memory = {f"{name}_mib": 1.0 for name in ("peak_allocated", *OWNERS)}
+    found = beside.beside_measured(settings, load_config(settings), memory)
+    assert (found["of"], found["note"]) == ("this run", "forecast, not measured on CUDA")
+    for name in NAMES:
+        assert found[f"{name.removesuffix('_mib')}_error_percent"] == pytest.approx(100 * (found[name] - 1)), name
+    result = {**Record(settings).as_dict(), "forecast": found}
+    result["settings"]["output_dir"] = "somewhere"
+    line = f"{found['peak_allocated_mib']:,.1f} MiB for this run, {found['peak_allocated_error_percent']:+.2f}%"
+    assert f"{line} of what was measured (forecast, not measured on CUDA)" in summary_block(result, [])
+
+
+def test_on_another_accelerator_it_is_the_cpus(monkeypatch):
+    for module in (beside, peak):
+        monkeypatch.setattr(module, "device_type", lambda _: "xpu")
+    settings = tiny_settings()
+    found = beside.beside_measured(settings, load_config(settings), {})
+    assert (found["of"], found["note"]) == ("this run on a CPU", None)
 
 
 def test_it_is_made_where_a_run_came_to_its_end_or_ran_out_of_memory(tmp_path):

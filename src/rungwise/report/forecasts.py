@@ -20,7 +20,10 @@ def why_not_its_own(rung: RungResult) -> str:
     """Why there is no forecast that a rung's memory can be held against, in words; "" where there is one."""
     if why := why_no_forecast(rung):
         return f"{rung.name} has no forecast: {why}"
-    return "" if rung.forecast["of"] == THIS_RUN else f"the forecast of {rung.name} is of {rung.forecast['of']}"
+    if rung.forecast["of"] != THIS_RUN:
+        return f"the forecast of {rung.name} is of {rung.forecast['of']}"
+    # As of a device on which no forecast was ever measured.
+    return f"{rung.name}: {rung.forecast['note']}" if rung.forecast.get("note") else ""
 
 
 def forecast_rows(rungs: list[RungResult]) -> list[dict[str, Any]]:
@@ -36,6 +39,7 @@ def forecast_rows(rungs: list[RungResult]) -> list[dict[str, Any]]:
                 "rung": rung.name,
                 "status": rung.status,
                 "of": found.get("of"),
+                "note": found.get("note"),
                 "measured_mib": {name: rung.memory(f"{name}_mib") if rung.ok else None for name in FIGURES},
                 "forecast_mib": {name: found.get(f"{name}_mib") for name in FIGURES},
                 "error_percent": {name: found.get(f"{name}_error_percent") if rung.ok else None for name in FIGURES},
@@ -68,6 +72,7 @@ def forecast_section(rows: list[dict[str, Any]]) -> list[str]:
         )
         lines.append(f"| {' | '.join(cells)} |")
     reasons = [f"- {row['rung']}: no forecast, {row['reason']}" for row in rows if row["reason"] is not None]
+    reasons += [f"- {row['rung']}: {row['note']}" for row in rows if row["note"]]
     return [*lines, "", *reasons, *([""] if reasons else []), NOTES, ""]
 
 

@@ -193,7 +193,8 @@ def _forecast_rows(forecast: dict[str, Any]) -> list[str]:
     if peak is None:
         return _row("forecast", f"not known: {forecast['reason']}")
     far = "" if error is None else f", {error:+.2f}% of what was measured"
-    return _row("forecast", f"{peak:,.1f} MiB for {forecast['of']}{far}")
+    note = f" ({forecast['note']})" if forecast["note"] else ""
+    return _row("forecast", f"{peak:,.1f} MiB for {forecast['of']}{far}{note}")
 
 
 def _profile_rows(profile: dict[str, Any]) -> list[str]:
