@@ -24,6 +24,7 @@ CHAPTERS = (
     ("tracking",),
     ("run",),
     ("ladder",),
+    ("fit",),
     ("families",),
 )
 MOST_FILES_AT_THE_TOP = 14

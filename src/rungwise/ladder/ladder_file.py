@@ -27,10 +27,15 @@ OWN_FLAGS = ("run_name", "group", "output_dir")
 
 @dataclass(frozen=True)
 class Rung:
-    """A name, and the arguments of `ablate.py` that make it, its folder aside."""
+    """A name, and the arguments of `ablate.py` that make it, its folder aside.
+
+    Attributes:
+        launcher: what the launcher is told [what the rung's Accelerate file asks for].
+    """
 
     name: str
     arguments: tuple[str, ...]
+    launcher: tuple[str, ...] = ()
 
     def command(self, folder: Path | None = None) -> list[str]:
         """What a person would type. Port 0 lets Accelerate find a free one, should it need one.
@@ -39,8 +44,8 @@ class Rung:
         """
         place = ["--output_dir", str(folder)] if folder else []
         file = ONE_PROCESS if self._stated is None else self.config
-        launcher = ["accelerate", "launch", "--main_process_port", "0", "--config_file", file]
-        return [*launcher, "recipes/ablate.py", *self.arguments, *place]
+        launcher = self.launcher or ("--main_process_port", "0", "--config_file", file)
+        return ["accelerate", "launch", *launcher, "recipes/ablate.py", *self.arguments, *place]
 
     @property
     def config(self) -> str:
@@ -49,7 +54,9 @@ class Rung:
 
     @property
     def processes(self) -> int:
-        """How many processes its file asks for; one, if it does not say."""
+        """How many processes the launcher is told to start, else its file asks for; one, if neither says."""
+        if "--num_processes" in self.launcher:
+            return int(self.launcher[self.launcher.index("--num_processes") + 1])
         return self._stated or 1
 
     @property
@@ -96,7 +103,7 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     shared, rungs = _load(path, errors)
     given, _ = read_flags(extra, errors, None)
     # What each rung sets by its flags or by its config.
-    resolved = {rung: parse(_arguments({**shared, **flags}), {})[0] for rung, flags in rungs.items()} if given else {}
+    resolved = {rung: parse(typed({**shared, **flags}), {})[0] for rung, flags in rungs.items()} if given else {}
     for name in given:
         differs = len({str(getattr(settings, name)) for settings in resolved.values()}) > 1
         if name in OWN_FLAGS or differs:
@@ -115,7 +122,7 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     for rung, flags in rungs.items():
         named = {**common, **flags, "run_name": rung, "group": group}
         acting, why = _acting(named, {*common, "group"} - {*flags})
-        made.append(Rung(rung, tuple(_arguments(acting))))
+        made.append(Rung(rung, tuple(typed(acting))))
         dropped.append(why)
     nowhere = [name for name in common if all(name in why for why in dropped)]
     if nowhere:
@@ -128,7 +135,7 @@ def _acting(flags: Mapping[str, Any], shared: Collection[str]) -> tuple[dict[str
     acting, dropped = dict(flags), {}
     environ = {"WORLD_SIZE": str(config_file.read(str(flags.get("config")))[0].get("num_processes", 1))}
     while True:
-        settings = parse(_arguments(acting), environ)[0]
+        settings = parse(typed(acting), environ)[0]
         found = {
             name: without_effect(name, need, settings, settings.origins)
             for name, need in idle(settings, settings.origins)
@@ -182,15 +189,15 @@ def _load(path: str, errors: list[str]) -> tuple[dict[str, Any], dict[str, dict[
     return groups.pop("flags"), groups
 
 
-def _arguments(flags: Mapping[str, Any]) -> list[str]:
+def typed(flags: Mapping[str, Any]) -> list[str]:
     """Flags as a person types them."""
-    typed = []
+    words = []
     for name, value in flags.items():
         if value is True:
-            typed.append(f"--{name}")
+            words.append(f"--{name}")
         elif value is not None:
-            typed += [f"--{name}", _text(value, FIELDS[name].metadata["many"])]
-    return typed
+            words += [f"--{name}", _text(value, FIELDS[name].metadata["many"])]
+    return words
 
 
 def _text(value: Any, many: bool) -> str:

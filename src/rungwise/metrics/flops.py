@@ -3,14 +3,19 @@
 import copy
 import time
 from collections.abc import Callable, Collection
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TypeVar
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..device import synchronize
 from ..settings.choices import COMPUTE_DTYPES
+
+_Count = TypeVar("_Count")
 
 
 def model_flops_per_row(
@@ -25,6 +30,84 @@ def model_flops_per_row(
     products are not counted. None for a model that cannot run without storage, or whose parameters have other names:
     unknown, not guessed.
     """
+    backward = bool(frozen) and not adapters
+
+    def count(model: PreTrainedModel, forward: Callable[[], torch.Tensor]) -> int:
+        for name in () if adapters else frozen:
+            model.get_parameter(name).requires_grad_(False)
+        with torch.set_grad_enabled(backward), FlopCounterMode(display=False) as counter:
+            logits = forward()
+            if backward:
+                logits.sum().backward()
+        return (1 if backward else 2 if adapters else 3) * counter.get_total_flops()
+
+    return _without_storage(config, block_size, count)
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """Matrix-multiply FLOPs of the forward pass over one row.
+
+    Attributes:
+        total: of the whole model.
+        blocks: of each block that was asked for, in order.
+        last: of each block's last product, as far as what is behind it keeps nothing for the backward pass.
+        head: of the product that gives the logits.
+    """
+
+    total: int
+    blocks: tuple[int, ...]
+    last: tuple[int, ...]
+    head: int
+
+
+def forward_flops(
+    config: PreTrainedConfig, block_size: int, blocks_of: Callable[[nn.Module], list[nn.Module]]
+) -> ForwardFlops | None:
+    """Counts a forward pass as `model_flops_per_row` does. None as there.
+
+    Args:
+        config: the model's.
+        block_size: tokens of the row.
+        blocks_of: the blocks to count by themselves.
+    """
+
+    def count(model: PreTrainedModel, forward: Callable[[], torch.Tensor]) -> ForwardFlops:
+        counter = FlopCounterMode(display=False)
+        began: dict[nn.Module, int] = {}
+        found: dict[nn.Module, int] = {}
+        last: dict[nn.Module, int] = {}
+        blocks, head = blocks_of(model), model.get_output_embeddings()
+        inside = {part: block for block in blocks for part in block.modules() if not any(part.children())}
+
+        def begin(module: nn.Module, _: object) -> None:
+            began[module] = counter.get_total_flops()
+
+        def end(module: nn.Module, *_: object) -> None:
+            found[module] = counter.get_total_flops() - began[module]
+            if module in inside and (found[module] or (isinstance(module, nn.Dropout) and module.p)):
+                # Dropout behind a product keeps its mask, for which the product is computed again.
+                last[inside[module]] = found[module]
+
+        for module in {*blocks, *inside, head} - {None}:
+            module.register_forward_pre_hook(begin)
+            module.register_forward_hook(end)
+        with torch.no_grad(), counter:
+            forward()
+        return ForwardFlops(
+            counter.get_total_flops(),
+            tuple(found.get(block, 0) for block in blocks),
+            tuple(last.get(block, 0) for block in blocks),
+            found.get(head, 0),
+        )
+
+    return _without_storage(config, block_size, count)
+
+
+def _without_storage(
+    config: PreTrainedConfig, block_size: int, count: Callable[[PreTrainedModel, Callable[[], torch.Tensor]], _Count]
+) -> _Count | None:
+    """What `count` makes of a model on device "meta" and of its forward pass over one row; None if that cannot run."""
     # Transformers looks into the row for packed sequences, which needs values, unless it is given a whole mask; models
     # without attention in turn know no such mask.
     # Whoever builds a model from a config writes its attention into it; the caller's model is to keep its own.
@@ -35,18 +118,15 @@ def model_flops_per_row(
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
                 row = torch.zeros((1, block_size), dtype=torch.long)
-                for name in () if adapters else frozen:
-                    model.get_parameter(name).requires_grad_(False)
-            backward = bool(frozen) and not adapters
-            with torch.set_grad_enabled(backward), FlopCounterMode(display=False) as counter:
-                logits = model(input_ids=row, **arguments).logits
-                if backward:
-                    logits.sum().backward()
+            return count(model, partial(_logits, model, row, arguments))
         except Exception:
             # Any model's code may need real values on its way (mixtures of experts do).
             continue
-        return (1 if backward else 2 if adapters else 3) * counter.get_total_flops()
     return None
+
+
+def _logits(model: PreTrainedModel, row: torch.Tensor, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model(input_ids=row, **arguments).logits
 
 
 @cache

@@ -21,8 +21,16 @@ from .probe import longest_row, quiet, text_config, vocab_size
 from .weights import TEXT_PART, describe, mismatches
 
 
-def validate(settings: Settings, load: Callable[[Settings], PreTrainedConfig] = load_config) -> list[str]:
-    """What is wrong with the model asked for, found without building it. `load` gives its config."""
+def validate(
+    settings: Settings, load: Callable[[Settings], PreTrainedConfig] = load_config, weights: bool = True
+) -> list[str]:
+    """What is wrong with the model asked for, found without building it.
+
+    Args:
+        settings: name it.
+        load: gives its config.
+        weights: whether they are looked at, too; what is asked of a config alone needs none.
+    """
     try:
         config = load(settings)
     except Exception as error:
@@ -49,7 +57,7 @@ def validate(settings: Settings, load: Callable[[Settings], PreTrainedConfig] = 
             f"--attn_implementation {settings.attn_implementation}: Transformers takes {taken} in its place "
             "here; name that one, or leave it out"
         )
-    if settings.model_name_or_path:
+    if settings.model_name_or_path and weights:
         try:
             _check_weights(model, settings)
         except Exception as error:

@@ -1,10 +1,25 @@
 """What the rest of the house knows of a setting: data beside its field."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from .needs import Need
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which a technique saves memory: what is to be given for it, as `recipes/fit.py` tries it.
+
+    Attributes:
+        flags: the settings, by name.
+        changes: what it makes of training, where that is another training than without it; such ways come last.
+        tried: whether it is tried at all, or is only named where nothing else fits.
+    """
+
+    flags: Mapping[str, Any]
+    changes: str = ""
+    tried: bool = True
 
 
 def flag(
@@ -21,6 +36,7 @@ def flag(
     identity: bool = True,
     saves_memory: str | None = None,
     variables: Mapping[str, str] | None = None,
+    ways: Sequence[Way] = (),
 ) -> Any:
     """A field, and all that the rest of the house knows of it.
 
@@ -38,9 +54,10 @@ def flag(
         identity: whether two rungs that differ in it are different rungs; it may not be where a run is put.
         saves_memory: what a run that is out of memory is told of it.
         variables: by the tracker, the environment variable that goes before the default.
+        ways: in which it saves memory, those that cost the least time first.
     """
     known = {"choices": choices, "least": least, "most": most, "many": many, "needs": tuple(needs), "off": off}
-    known |= {"label": label, "identity": identity, "saves_memory": saves_memory}
+    known |= {"label": label, "identity": identity, "saves_memory": saves_memory, "ways": tuple(ways)}
     return field(default=default, metadata={"group": group, "help": text, "variables": variables or {}, **known})
 
 

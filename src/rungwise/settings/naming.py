@@ -29,6 +29,11 @@ def accumulation(s: Any) -> str:
     return f"accum{s.gradient_accumulation_steps}" if s.gradient_accumulation_steps > 1 else ""
 
 
+def every_n_layers(s: Any) -> str:
+    every = (s.gradient_checkpointing_kwargs or {}).get("every_n_layers", 1)
+    return f"every{every}" if isinstance(every, int) and every > 1 else ""
+
+
 def compiling(s: Any) -> str:
     scope = "" if s.torch_compile_scope == "model" else f"_{s.torch_compile_scope}"
     return f"compile{scope}" if s.torch_compile else ""

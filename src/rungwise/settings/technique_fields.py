@@ -6,7 +6,7 @@ from typing import Any
 from . import naming, needs
 from .choices import COMPILE_MODES, OPTIMIZERS
 from .input_fields import InputFields
-from .metadata import derived, flag
+from .metadata import Way, derived, flag
 from .needs import with_flag
 
 
@@ -20,9 +20,18 @@ class TechniqueFields(InputFields):
         "recompute each block in backward, keep its input alone",
         label=naming.when("gradient_checkpointing", "ckpt"),
         saves_memory="add --gradient_checkpointing",
+        ways=(
+            Way({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 4}}),
+            Way({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 2}}),
+            Way({"gradient_checkpointing": True}),
+        ),
     )
     gradient_checkpointing_kwargs: dict[str, Any] | None = flag(
-        None, "techniques", "JSON: use_reentrant, every_n_layers, offload", needs=[with_flag("gradient_checkpointing")]
+        None,
+        "techniques",
+        "JSON: use_reentrant, every_n_layers, offload",
+        needs=[with_flag("gradient_checkpointing")],
+        label=naming.every_n_layers,
     )
     fused_activation: bool = flag(
         False,
@@ -30,6 +39,7 @@ class TechniqueFields(InputFields):
         "activations that are chains of operators, as GPT-2's gelu_new, by one kernel",
         label=naming.when("fused_activation", "fused"),
         saves_memory="add --fused_activation",
+        ways=(Way({"fused_activation": True}),),
     )
     linear_cross_entropy: bool = flag(
         False,
@@ -37,6 +47,7 @@ class TechniqueFields(InputFields):
         "the loss from hidden states, chunk by chunk, without whole logits; PyTorch 2.13",
         label=naming.when("linear_cross_entropy", "lce"),
         saves_memory="add --linear_cross_entropy",
+        ways=(Way({"linear_cross_entropy": True}),),
     )
     use_liger_kernel: bool = flag(
         False,
@@ -108,7 +119,11 @@ class TechniqueFields(InputFields):
         needs=[needs.in_config("fsdp", "FSDP", "accelerate_configs/fsdp2.yaml")],
     )
     use_peft: bool = flag(
-        False, "techniques", "train LoRA adapters alone, by peft", label=naming.when("use_peft", "lora{lora_r}")
+        False,
+        "techniques",
+        "train LoRA adapters alone, by peft",
+        label=naming.when("use_peft", "lora{lora_r}"),
+        ways=(Way({"use_peft": True}, changes="adapters alone are trained", tried=False),),
     )
     lora_r: int = flag(16, "techniques", "rank of the adapters", least=1, needs=[needs.LORA])
     lora_alpha: int = flag(32, "techniques", "their scale, divided by the rank", least=1, needs=[needs.LORA])
@@ -120,5 +135,10 @@ class TechniqueFields(InputFields):
         needs=[needs.LORA],
     )
     optim: str = flag(
-        "adamw_torch", "techniques", "optimizer", choices=OPTIMIZERS, label=naming.unless("optim", "adamw_torch")
+        "adamw_torch",
+        "techniques",
+        "optimizer",
+        choices=OPTIMIZERS,
+        label=naming.unless("optim", "adamw_torch"),
+        ways=(Way({"optim": "adamw_torch_8bit"}, changes="AdamW's moments are rounded to 8 bits"),),
     )

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..metrics.flops import ForwardFlops
 from ..settings.fields import Settings
 from .observe import checkpointable_blocks
 from .seen import Seen, UnavailableTechnique
@@ -61,6 +62,18 @@ def checkpointed_blocks(model: nn.Module) -> list[nn.Module]:
 def every_n_layers(settings: Settings) -> int:
     """Of how many layers one is checkpointed, where checkpointing is asked for."""
     return (settings.gradient_checkpointing_kwargs or {}).get("every_n_layers", 1)
+
+
+def extra_flops(settings: Settings, forward: ForwardFlops) -> int:
+    """What is computed again for one row: the blocks, but for what stands behind the last tensor that one keeps.
+
+    Non-reentrant recomputation stops there (torch.utils.checkpoint, `set_checkpoint_early_stop`).
+    """
+    if not settings.gradient_checkpointing:
+        return 0
+    stops = not (settings.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)
+    again = [block - last * stops for block, last in zip(forward.blocks, forward.last, strict=True)]
+    return sum(again[:: every_n_layers(settings)])
 
 
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:

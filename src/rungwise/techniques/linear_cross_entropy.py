@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from ..metrics.flops import ForwardFlops
 from ..metrics.memory import allocations
-from ..model.model import CausalLMLoss
+from ..model.model import CausalLMLoss, empty_model
 from ..model.probe import base_model, evaluating, short_row
 from ..settings.fields import Settings
 from .seen import Seen, UnavailableTechnique, dtype_name
@@ -31,6 +32,31 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     if not settings.linear_cross_entropy or hasattr(nn, "LinearCrossEntropyOptions"):
         return []
     return [f"{FLAG} needs PyTorch 2.13 or newer, and this is {torch.__version__}; install it, or leave the flag out"]
+
+
+def why_not(settings: Settings, config: PreTrainedConfig) -> str | None:
+    """That the vocabulary of a model from this config is too small for chunks, which are what its width is to it.
+
+    PyTorch makes about as many chunks as the vocabulary is wider than the model (LinearCrossEntropyOptions'
+    `aspect_ratio`). Two of them in fp32 are as large as all logits in half precision.
+    """
+    head = empty_model(settings, config).get_output_embeddings()
+    if not settings.linear_cross_entropy or type(head) is not nn.Linear:
+        return None
+    vocabulary, width = head.weight.shape
+    if vocabulary > 2 * width:
+        return None
+    return f"a vocabulary of {vocabulary:,} is too small beside a width of {width:,} for chunks; leave {FLAG} out"
+
+
+def extra_flops(settings: Settings, forward: ForwardFlops) -> int:
+    """What the loss of one row takes more: in bf16 the head's product once more, since gradients come in backward.
+
+    In fp16 all three of its products are computed in fp32. Each counts twice, which is the least it takes.
+    """
+    if not settings.linear_cross_entropy:
+        return 0
+    return {"no": 0, "bf16": 1, "fp16": 3}[settings.precision] * forward.head
 
 
 def apply(model: nn.Module, settings: Settings) -> None:

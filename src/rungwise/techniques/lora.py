@@ -114,6 +114,11 @@ def _not_adaptable(model: PreTrainedModel, targets: list[str]) -> list[str]:
     return found
 
 
+def passes(settings: Settings) -> int:
+    """A row's training in forward passes: the backward pass is as two, without gradients of weights as one."""
+    return 2 if settings.use_peft else 3
+
+
 def has_adapters(model: nn.Module) -> bool:
     """Whether peft has wrapped this model."""
     return hasattr(model, "peft_config")
