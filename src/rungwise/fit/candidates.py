@@ -172,7 +172,7 @@ class Question:
         """The ways of one technique that differ in what they cost; and off, unless one costs nothing."""
         had = [(way, self._share(way)) for way in FIELDS[name].metadata["ways"] if way.tried]
         had = [(way, share) for way, share in had if share is not None]
-        if free := [way for way, share in had if not share and not way.changes]:
+        if free := [way for way, share in had if share == self._share(OFF) and not way.changes]:
             return free[-1:]
         # In a model of few layers every fourth one is every second one, too.
         return [OFF, *{share: way for way, share in reversed(had)}.values()]
