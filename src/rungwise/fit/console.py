@@ -89,12 +89,13 @@ def measured_lines(row: Row, found: Sequence[Measured]) -> list[str]:
 
 
 def fastest_lines(found: Fastest | None, rows: Sequence[Row]) -> list[str]:
-    """Who is fastest, who is not told apart from it, and the command to take away."""
+    """Who is fastest, or has the shortest median where it is not told apart from others; the command to take away."""
     if found is None:
         return ["none of them has a speed"]
     step = found.rung.step_ms
     disturbed = f", disturbed: {step.disturbed}" if step.disturbed else ""
-    lines = [f"fastest: {found.rung.name}, {step.median:,.0f} ms a step ({step.low:,.0f}–{step.high:,.0f}){disturbed}"]
+    what = "the shortest median" if found.undecided else "the fastest"
+    lines = [f"{what}: {found.rung.name}, {step.median:,.0f} ms a step ({step.low:,.0f}–{step.high:,.0f}){disturbed}"]
     lines += [f"  not told apart from {name}: {why}" for name, why in found.undecided.items()]
     [row] = [row for row in rows if row.candidate.name == found.rung.name]
     return [*lines, f"  {shlex.join(row.candidate.rung().command())}"]
