@@ -84,6 +84,7 @@ def test_the_global_batch_is_exact(micro, count, processes, room):
     for level, each in itertools.product(question.levels()[:3], counts):
         candidate = question.candidate(level, each)
         made = candidate.settings
+        assert made.gradient_accumulation_steps == each
         assert made.micro_batch_size * made.gradient_accumulation_steps * made.num_processes == rows
         # The command says the same.
         rung = candidate.rung()
