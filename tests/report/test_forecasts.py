@@ -168,3 +168,10 @@ def test_a_forecast_that_was_never_measured_on_its_device_is_held_against_nothin
     assert why_not_its_own(noted) == f"bf16: {note}"
     rows = forecast_rows([noted])
     assert rows[0]["note"] == note and f"- bf16: {note}" in forecast_section(rows)
+    # Nor is its figure shown anywhere without these words.
+    [row] = table([noted])
+    assert row["forecast_note"] == note
+    lines = terminal_rows([row])
+    assert lines[1].split()[2:4] == ["1,000.0", "500.0*"] and lines[2] == f"* {note}"
+    [axes] = forecast_bars([noted]).axes
+    assert axes.texts[1].get_text() == " 500.0 forecast*, -50.00%" and axes.get_xlabel().endswith(f"\n* {note}")

@@ -9,6 +9,7 @@ from ..result_file import THIS_RUN
 from .forecasts import any_known, error_words, forecast_rows
 from .rung_result import OWNERS, RungResult
 from .style import COLOURS, WIDTH, name_bars, scale_bars
+from .table_text import MARK
 
 # Told apart without colours. What was measured is filled, what was forecast is drawn in outline.
 HATCHES = ("", "///", "...", "xx", "\\\\")
@@ -32,8 +33,9 @@ def forecast_bars(rungs: list[RungResult]) -> Figure | None:
         else:
             _bar(axes, y + HEIGHT / 2, row["forecast_mib"], f" {{:,.1f}} {_words(row)}", filled=False)
     name_bars(axes, [row["rung"] for row in rows])
-    axes.set_xlabel("peak allocated memory (MiB)")
-    scale_bars(axes, margin=0.3)
+    notes = sorted({f"{MARK} {row['note']}" for row in rows if row["note"]})
+    axes.set_xlabel("\n".join(["peak allocated memory (MiB)", *notes]))
+    scale_bars(axes, margin=0.45)
     bars, names = axes.get_legend_handles_labels()
     shown = dict(zip(reversed(names), reversed(bars), strict=True))
     owners = [_label(owner) for owner in OWNERS]
@@ -48,7 +50,7 @@ def _label(owner: str) -> str:
 
 def _words(row: dict[str, Any]) -> str:
     """What a forecast is, and how far from what was measured."""
-    whose = "forecast" if row["of"] == THIS_RUN else f"forecast of {row['of']}"
+    whose = ("forecast" if row["of"] == THIS_RUN else f"forecast of {row['of']}") + (MARK if row["note"] else "")
     return ", ".join(filter(None, (whose, error_words(row["error_percent"]["peak_allocated"]))))
 
 

@@ -15,6 +15,7 @@ COLUMNS = (
     "forecast_peak_mib",
     "forecast_error_percent",
     "forecast_of",
+    "forecast_note",
     "parameters_mib",
     "gradients_mib",
     "optimizer_state_mib",
@@ -56,6 +57,7 @@ def table(rungs: list[RungResult]) -> list[dict[str, Any]]:
                 "forecast_peak_mib": rung.forecast.get("peak_allocated_mib"),
                 "forecast_error_percent": rung.forecast.get("peak_allocated_error_percent") if rung.ok else None,
                 "forecast_of": rung.forecast.get("of"),
+                "forecast_note": rung.forecast.get("note"),
                 **{
                     f"{owner}_mib": rung.memory(f"{owner}_mib") if rung.ok else None
                     for owner in OWNERS

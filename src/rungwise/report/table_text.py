@@ -6,7 +6,7 @@ from ..result_file import THIS_RUN
 from .rung_result import OWNERS
 from .table import step_words
 
-# Behind a forecast that is of another run.
+# Behind a forecast that is of another run, or was never measured on its device.
 MARK = "*"
 HEADS = (
     "rung | status | peak MiB | vs first | vs before | params / grads / optimizer / activations | "
@@ -68,8 +68,7 @@ def terminal_rows(rows: list[dict[str, Any]]) -> list[str]:
             for n, (text, width) in enumerate(zip(line, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    of = sorted({row["forecast_of"] for row in rows if _is_of_another_run(row)})
-    return [*lines, *(f"{MARK} the forecast is of {run}" for run in of)]
+    return [*lines, *(f"{MARK} {words}" for words in sorted({words for row in rows for words in _reserves(row)}))]
 
 
 def disturbed_line(row: dict[str, Any]) -> str:
@@ -105,8 +104,10 @@ def _signed(value: float | None) -> str:
 
 
 def _forecast(row: dict[str, Any]) -> str:
-    return _number(row["forecast_peak_mib"], 1) + (MARK if _is_of_another_run(row) else "")
+    return _number(row["forecast_peak_mib"], 1) + (MARK if _reserves(row) else "")
 
 
-def _is_of_another_run(row: dict[str, Any]) -> bool:
-    return row["forecast_of"] not in (None, THIS_RUN)
+def _reserves(row: dict[str, Any]) -> list[str]:
+    """What has to be said of a row's forecast."""
+    of = [f"the forecast is of {row['forecast_of']}"] if row["forecast_of"] not in (None, THIS_RUN) else []
+    return of + ([row["forecast_note"]] if row["forecast_note"] else [])
