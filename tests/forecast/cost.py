@@ -1,15 +1,13 @@
 """What one forecast costs a fresh process, imports aside: `python tests/forecast/cost.py <flags of ablate.py>`."""
 
 import json
-import re
 import sys
 import time
-from pathlib import Path
 from unittest import mock
 
 from rungwise.forecast import Forecast, forecast
 from rungwise.forecast.tracker import Tracker
-from rungwise.metrics.memory import peak_rss_bytes
+from rungwise.metrics.resident import peak_rss_bytes
 from rungwise.model.config import load_config
 from rungwise.settings.fields import Settings
 from rungwise.settings.parse import parse
@@ -34,17 +32,6 @@ def counted(settings: Settings, config: PreTrainedConfig) -> tuple[Forecast, dic
         return forecast(settings, config), counts
 
 
-def peak_rss() -> int:
-    """The largest resident size of this process, in bytes.
-
-    On Linux not `getrusage`'s alone, which counts what the process that started this one had at that moment, too.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1])
-    return peak_rss_bytes()
-
-
 def main() -> None:
     """Prints the figures as JSON."""
     settings, errors = parse(sys.argv[1:], {})
@@ -55,7 +42,7 @@ def main() -> None:
     seconds = time.process_time() - started
     print(
         json.dumps(
-            {"seconds": seconds, "rss": peak_rss(), "peak_mib": found.peak_mib, "owners": found.owners, **counts}
+            {"seconds": seconds, "rss": peak_rss_bytes(), "peak_mib": found.peak_mib, "owners": found.owners, **counts}
         )
     )
 

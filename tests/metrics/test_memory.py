@@ -1,9 +1,12 @@
 """The memory meter against tensors of known size and against an independent count."""
 
+import subprocess
+import sys
 from contextlib import nullcontext
 
-from rungwise.metrics import memory
-from rungwise.metrics.memory import MIB, MemoryMeter, optimizer_state_bytes, peak_rss_bytes, tensor_bytes
+from rungwise.metrics import memory, resident
+from rungwise.metrics.memory import MIB, MemoryMeter, optimizer_state_bytes, tensor_bytes
+from rungwise.metrics.resident import peak_rss_bytes
 from rungwise.model.model import build_model, load_config
 from rungwise.techniques import build_optimizer, gradient_checkpointing
 
@@ -159,6 +162,13 @@ def test_agrees_with_mem_tracker_and_with_one_unbroken_profile(flags):
 def test_resident_size_is_larger_than_what_is_held():
     held = torch.ones(2**22)
     assert peak_rss_bytes() > held.nbytes
+
+
+def test_resident_size_is_not_that_of_the_process_that_started_this_one():
+    """A launcher may be the larger of the two: here it has loaded PyTorch, and what it starts has not."""
+    command = f"import runpy; print(runpy.run_path({resident.__file__!r})['peak_rss_bytes']())"
+    child = int(subprocess.run([sys.executable, "-c", command], capture_output=True, check=True).stdout)
+    assert child < 100 * MIB < 200 * MIB < peak_rss_bytes()
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ or evaluates, saves and merges after it, has no part in it.
 """
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -16,6 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .resident import peak_rss_bytes
 
 MIB = 2**20
 TIMELINE_POINTS = 500
@@ -229,16 +230,6 @@ def envelope(points: list[tuple[float, int]], most: int) -> list[tuple[float, in
         return points
     edges = [round(n * len(points) / most) for n in range(most + 1)]
     return [max(points[i:j], key=lambda point: point[1]) for i, j in itertools.pairwise(edges)]
-
-
-def peak_rss_bytes() -> int | None:
-    """The process's largest resident size in bytes, or None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _mib(count: int | None) -> float | None:

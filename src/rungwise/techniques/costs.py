@@ -11,7 +11,7 @@ from ..model.model import build_model, empty_model
 from ..model.probe import quiet
 from ..model.shrink import shrink
 from ..settings.fields import Settings
-from . import apply_techniques, gradient_checkpointing, linear_cross_entropy, lora
+from . import RECOMPUTING, apply_techniques, linear_cross_entropy, lora
 from .observe import checkpointable_blocks
 from .seen import UnavailableTechnique
 
@@ -31,8 +31,7 @@ class Costs:
 
     def share(self, settings: Settings) -> float:
         """The FLOPs of training that these settings add, as a share of those that the model needs."""
-        again = (gradient_checkpointing, linear_cross_entropy)
-        extra = sum(technique.extra_flops(settings, self.forward) for technique in again)
+        extra = sum(technique.extra_flops(settings, self.forward) for technique in RECOMPUTING)
         return extra / (lora.passes(settings) * self.forward.total)
 
 
