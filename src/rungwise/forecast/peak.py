@@ -14,8 +14,8 @@ from ..techniques.fsdp import plugin as sharding
 from .depth import Pattern, find_pattern, kinds, shortened
 from .devices import CPU, Device, cuda_device
 from .extension import Extension
-from .places import REST
 from .trace import batch_bytes, eager, trace
+from .tracker import REST
 
 # Times that the pattern of layers is there in the two models that are traced.
 FEW, MORE = 2, 3
@@ -39,7 +39,7 @@ class Forecast:
             peak.
         activations: by module, the largest first, what is held at the moment of the peak beside parameters, gradients,
             optimizer state and buffers. Layers count together, under `*`. They add up to the activations above and
-            those gradients that are not there yet at that moment.
+            those gradients that are not there yet at that moment; on CUDA but for what gradients are rounded up by.
         traced_layers: how many layers were traced at once, at most.
     """
 

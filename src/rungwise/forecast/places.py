@@ -11,10 +11,7 @@ import torch
 from torch import nn
 
 from ..metrics.activation_rows import LOSS
-from .tracker import Tracker
-
-# What no module does: gradients of parameters, the optimizer, the rows.
-REST = "rest"
+from .tracker import REST, Tracker
 
 
 class Places:

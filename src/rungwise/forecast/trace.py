@@ -25,8 +25,8 @@ from ..model.probe import quiet
 from ..settings.fields import Settings
 from ..techniques import apply_techniques, build_optimizer, build_scheduler, plain_accelerator
 from .devices import CPU, Device
-from .places import REST, Places
-from .tracker import Log, Tracker
+from .places import Places
+from .tracker import REST, Log, Tracker
 
 # The second step starts with the optimizer's state in place; it is the one that is measured.
 STEPS = 2

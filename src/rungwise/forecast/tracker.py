@@ -22,6 +22,8 @@ ALL = "aten::all"
 UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 SCALAR = "aten::_local_scalar_dense"
 GROUPED = "aten::_grouped_mm"
+# The place of what no module does: gradients of parameters, the optimizer, the rows.
+REST = "rest"
 # Autograd's number of a node that is of no operator, as the one that keeps a parameter's gradient.
 NO_OPERATOR = 2**63
 
@@ -67,7 +69,7 @@ class Tracker(TorchDispatchMode):
         self._calls = {GROUPED: _grouped, **device.calls}
         self._count = self._oldest = 0
         # The autograd numbers from which operators are another place's.
-        self._starts, self._places = [0], [""]
+        self._starts, self._places = [0], [REST]
 
     @contextmanager
     def logged(self) -> Iterator[Log]:
@@ -95,7 +97,7 @@ class Tracker(TorchDispatchMode):
         if node is None or self.inside:
             return self._places[-1]
         number = node._sequence_nr()
-        return "" if number >= NO_OPERATOR else self._places[bisect_right(self._starts, number) - 1]
+        return REST if number >= NO_OPERATOR else self._places[bisect_right(self._starts, number) - 1]
 
     def mark(self, name: str) -> None:
         """A stretch of this name begins."""
