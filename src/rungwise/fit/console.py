@@ -4,6 +4,8 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
+import torch
+
 from ..model.model import empty_model
 from .advice import Advice
 from .candidates import Question
@@ -13,7 +15,7 @@ from .trial import Fastest, Measured
 
 HEADS = ("", "", "micro-batches", "peak MiB", "params", "grads", "optimizer", "activations", "extra FLOPs")
 SHOWN = ("parameters", "gradients", "optimizer_state", "activations")
-NOT_MEASURED = "forecast, not measured on {}: a run there records how far it is off"
+OF_NVIDIA = "the forecast is of NVIDIA's kernels; AMD's allocate otherwise, by an amount that is not known"
 
 
 def question_lines(question: Question) -> list[str]:
@@ -28,15 +30,15 @@ def question_lines(question: Question) -> list[str]:
         f"there are {room.free:,.0f} MiB: {room.mib:,.0f} ({room.words}) less {room.reserve:,.0f} (--reserve) for "
         f"what no forecast counts: {LEFT_OUT[room.device]}",
     ]
-    if room.device != "cpu":
-        lines.append(NOT_MEASURED.format(room.device.upper()))
+    if room.device == "cuda" and room.capability is None and (not room.here or torch.version.hip):
+        lines.append(OF_NVIDIA)
     return lines
 
 
 def table(rows: Sequence[Row], chosen: Row | None, exact: bool) -> list[str]:
     """A line for each candidate; `*` marks the first that fits. Not `exact`, extra FLOPs are the most there can be.
 
-    Of those that have no forecast, a line for each reason.
+    Behind them what such forecasts have to be called, and of those that have none a line for each reason.
     """
     body = [_cells(row, row is chosen, exact) for row in rows if row.forecast is not None]
     widths = [max(len(line[n]) for line in (HEADS, *body)) for n in range(len(HEADS))]
@@ -48,7 +50,8 @@ def table(rows: Sequence[Row], chosen: Row | None, exact: bool) -> list[str]:
         ]
         lines.append("  ".join(cells).rstrip())
     reasons = Counter(row.reason for row in rows if row.forecast is None)
-    return [*lines, *(f"no forecast of {count} candidates: {reason}" for reason, count in reasons.items())]
+    notes = dict.fromkeys(row.forecast.note for row in rows if row.forecast and row.forecast.note)
+    return [*lines, *notes, *(f"no forecast of {count} candidates: {reason}" for reason, count in reasons.items())]
 
 
 def chosen_lines(row: Row) -> list[str]:

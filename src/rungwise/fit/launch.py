@@ -6,8 +6,8 @@ from ..ladder.ladder_file import ONE_PROCESS
 
 CONFIGS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 # Files for several processes by the device, and the precision that the launcher reads in them.
-SEVERAL = {"cpu": ("ddp_cpu", "no"), "cuda": ("ddp", "bf16"), "xpu": ("ddp", "bf16")}
-SHARDED = {"cpu": ("fsdp2_cpu", "no"), "cuda": ("fsdp2", "bf16"), "xpu": ("fsdp2", "bf16")}
+SEVERAL = {"cpu": ("ddp_cpu", "no"), "cuda": ("ddp", "bf16")}
+SHARDED = {"cpu": ("fsdp2_cpu", "no"), "cuda": ("fsdp2", "bf16")}
 # Its own file says FSDP2 without a number of processes.
 FSDP2_CONFIG, FSDP2_PRECISION = "fsdp2", "bf16"
 

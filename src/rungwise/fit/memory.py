@@ -15,11 +15,10 @@ UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB
 AUTO = "auto"
 # What an allocator's peak leaves out, by the device. CUDA: a context of some hundred MiB, the kernels that libraries
 # load, and pieces of the allocator's segments that nothing fits into. CPU: Python and its packages, about 700 MiB.
-RESERVES = {"cpu": 1024.0, "cuda": 1024.0, "xpu": 1024.0}
+RESERVES = {"cpu": 1024.0, "cuda": 1024.0}
 LEFT_OUT = {
     "cpu": "Python and its packages",
     "cuda": "CUDA's context, loaded kernels, fragments",
-    "xpu": "the driver's context, loaded kernels, fragments",
 }
 
 
@@ -28,7 +27,7 @@ class Room:
     """The memory that one process may take of its device.
 
     Attributes:
-        device: cpu, cuda or xpu.
+        device: cpu or cuda.
         here: whether it is this machine's.
         mib: what there is, in MiB.
         reserve: MiB of it that are left to what a forecast does not count.
@@ -83,6 +82,9 @@ def find_room(
     else:
         device, precision, there_is, whose = this_machine()
         here = True
+        if device not in RESERVES:
+            errors.append(f"there is no forecast for this machine's {device}; name a GPU in --gpu")
+            return None
         share = processes if device == "cpu" else 1
         there_is, asked = there_is / share, None if asked is None else asked / share
         whose += f", shared by {processes} processes" if share > 1 else ""
@@ -97,17 +99,12 @@ def find_room(
 
 def this_machine() -> tuple[str, str, float, str]:
     """This machine's device, what to compute in on it, the MiB that are free of it now, and its name."""
-    device = measured_accelerator()
-    if device is None:
-        cpu = torch.device("cpu")
-        return (
-            "cpu",
-            best(native_precision(cpu)),
-            psutil.virtual_memory().available / MIB,
-            f"free here ({device_name(cpu)})",
-        )
-    free, _ = torch.get_device_module(device).mem_get_info()
-    return device.type, best(native_precision(device)), free / MIB, f"free here ({device_name(device)})"
+    device = measured_accelerator() or torch.device("cpu")
+    if device.type == "cpu":
+        free = psutil.virtual_memory().available
+    else:
+        free, _ = torch.get_device_module(device).mem_get_info()
+    return device.type, best(native_precision(device)), free / MIB, f"free here, {device_name(device)}"
 
 
 def best(native: Sequence[str]) -> str:
