@@ -52,7 +52,8 @@ def _bars(rows: Sequence[Row], chosen: Row | None, room: Room) -> Figure:
         axes.axvline(room.mib, color="black", linewidth=1.2, linestyle=":", label=f"with the reserve: {room.mib:,.0f}")
     name_bars(axes, [row.candidate.name for row in rows])
     axes.set_xlabel("forecast peak of allocated memory (MiB)")
-    scale_bars(axes, margin=0.16)
+    scale_bars(axes, margin=0.24)
+    axes.locator_params(axis="x", nbins=6)
     lines, bars = axes.get_lines(), axes.containers[: len(OWNERS)]
     figure.legend(handles=[*bars, *lines], loc="outside upper left", ncols=4, columnspacing=1.2, handlelength=1.2)
     return figure

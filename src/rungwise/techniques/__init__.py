@@ -48,8 +48,8 @@ FIRST_STEP = (
 )
 EACH_STEP = (gradient_accumulation, optimizer)
 CHANGED_WEIGHTS = (fsdp, mixed_precision, lora)
-# That compute something twice, and count it.
-RECOMPUTING = (gradient_checkpointing, linear_cross_entropy)
+# Which multiply more than the model does.
+ADDING_FLOPS = (gradient_checkpointing, linear_cross_entropy)
 
 
 def validate(settings: Settings) -> list[str]:

@@ -11,7 +11,7 @@ from ..model.model import build_model, empty_model
 from ..model.probe import quiet
 from ..model.shrink import shrink
 from ..settings.fields import Settings
-from . import RECOMPUTING, apply_techniques, linear_cross_entropy, lora
+from . import ADDING_FLOPS, apply_techniques, linear_cross_entropy, lora
 from .observe import checkpointable_blocks
 from .seen import UnavailableTechnique
 
@@ -31,7 +31,7 @@ class Costs:
 
     def share(self, settings: Settings) -> float:
         """The FLOPs of training that these settings add, as a share of those that the model needs."""
-        extra = sum(technique.extra_flops(settings, self.forward) for technique in RECOMPUTING)
+        extra = sum(technique.extra_flops(settings, self.forward) for technique in ADDING_FLOPS)
         return extra / (lora.passes(settings) * self.forward.total)
 
 
