@@ -45,8 +45,11 @@ def _bars(rows: Sequence[Row], chosen: Row | None, room: Room) -> Figure:
             start = min(start + size, longest)
         peak = row.forecast.peak_mib
         note = " (cut off)" if peak > longest else ""
-        text = f" {peak:,.0f}{note}{'  fits first' if row is chosen else ''}"
-        axes.text(start, y, text, va="center", weight="bold" if row is chosen else "normal")
+        text = f"{peak:,.0f}{note}{'  fits first' if row is chosen else ''}"
+        # The line of what there is stays out of the words.
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        weight = "bold" if row is chosen else "normal"
+        axes.annotate(text, (start, y), (5, 0), textcoords="offset points", va="center", weight=weight, bbox=paper)
     axes.axvline(room.free, color="black", linewidth=1.8, label=f"there is: {room.free:,.0f}")
     if room.reserve:
         axes.axvline(room.mib, color="black", linewidth=1.2, linestyle=":", label=f"with the reserve: {room.mib:,.0f}")
