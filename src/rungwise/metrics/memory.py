@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .resident import peak_rss_bytes
+from .settling import settled_exchanges
 
 MIB = 2**20
 TIMELINE_POINTS = 500
@@ -200,7 +201,7 @@ def allocations(device: torch.device) -> AbstractContextManager[list[tuple[int, 
 def _allocations() -> Iterator[list[tuple[int, int]]]:
     """`allocations` on the CPU, from the profiler's events."""
     changes: list[tuple[int, int]] = []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with settled_exchanges(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield changes
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     changes += sorted((e.start_ns(), e.nbytes()) for e in events if e.device_type().name == "CPU")
