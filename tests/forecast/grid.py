@@ -19,7 +19,7 @@ from rungwise.data.loader import build_dataloader, synthetic
 from rungwise.forecast import Forecast, forecast
 from rungwise.forecast.trace import uncollected
 from rungwise.loop import train
-from rungwise.metrics.memory import MemoryMeter
+from rungwise.metrics.memory import MIB, MemoryMeter
 from rungwise.metrics.throughput import StepMeter
 from rungwise.model.model import build_model
 from rungwise.settings.fields import Settings
@@ -156,7 +156,8 @@ CASES = (
 @uncollected()
 def measure(settings: Settings, config: PreTrainedConfig) -> dict[str, float]:
     """What the meter measures of a run on real tensors, as a run has it, by PyTorch's own kernels."""
-    AcceleratorState._reset_state(reset_partial_state=True)
+    # Ranks keep the process group that they have.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     GradientState._reset_state()
     accelerator = plain_accelerator(settings)
     meter = MemoryMeter(accelerator.device)
@@ -176,7 +177,7 @@ def measure(settings: Settings, config: PreTrainedConfig) -> dict[str, float]:
     limits = {"max_steps": settings.max_steps, "max_grad_norm": settings.max_grad_norm}
     for _ in train(accelerator, model, optimizer, scheduler, loader, steps, **limits):
         pass
-    return meter.result()
+    return {**meter.result(), "step_mib": max(size for _, size in meter.timeline) / MIB}
 
 
 def error(found: Forecast, measured: dict[str, float]) -> float:

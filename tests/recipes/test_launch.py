@@ -70,6 +70,16 @@ def test_sharding_halves_what_it_shards(launched):
         assert memory["peak_allocated_mib"] < total <= 2 * memory["peak_allocated_mib"]
 
 
+def test_each_run_has_the_forecast_of_its_ranks(launched):
+    """Models of 30,000 parameters: a few KiB that only a run has count."""
+    for name in ("ddp_cpu", "fsdp2_cpu"):
+        found, memory = launched[name]["forecast"], launched[name]["memory"]
+        assert found["of"] == "a rank of this run"
+        assert abs(found["peak_allocated_error_percent"]) < 2
+        for owner in ("parameters", "gradients", "optimizer_state"):
+            assert found[f"{owner}_mib"] == memory[f"{owner}_mib"], (name, owner)
+
+
 def test_sharded_losses_are_those_of_ddp(launched):
     for ddp, fsdp, bound in (("ddp_cpu", "fsdp2_cpu", 1e-5), ("ddp", "fsdp2", 2.0**-7)):
         trajectories = [launched[name]["loss"]["trajectory"] for name in (ddp, fsdp)]

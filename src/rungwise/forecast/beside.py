@@ -3,11 +3,13 @@
 import time
 from typing import Any
 
+from torch import distributed
 from transformers import PreTrainedConfig
 
 from ..device import device_type
 from ..result_file import THIS_RUN
 from ..settings.fields import OWN, Settings
+from .apart import forecast_apart
 from .peak import NoForecast, forecast
 
 
@@ -28,7 +30,7 @@ def beside_measured(settings: Settings, config: PreTrainedConfig, memory: dict[s
     try:
         if settings.origins.get("model_type") == OWN:
             raise NoForecast("the model is the script's own; those that build_model builds are traced")
-        found = forecast(settings, config)
+        found = (forecast_apart if distributed.is_initialized() else forecast)(settings, config)
     except NoForecast as error:
         return {"peak_allocated_mib": None, "reason": str(error)}
     figures = {"peak_allocated": found.peak_mib, **found.owners}
@@ -41,8 +43,12 @@ def beside_measured(settings: Settings, config: PreTrainedConfig, memory: dict[s
 
 
 def _subject(settings: Settings, device: str) -> str:
-    """Which run is traced in the place of one that is compiled, or that an accelerator without a forecast has."""
+    """Which run is traced in the place of one that is compiled, or that an accelerator without a forecast has.
+
+    Of a run of several ranks it is one of them.
+    """
     run = "the eager run" if settings.torch_compile else THIS_RUN
+    run = f"a rank of {run}" if settings.num_processes > 1 else run
     return run if device_type(settings) == device else f"{run} on a CPU"
 
 

@@ -13,6 +13,10 @@ CHOOSING = ("aten::where",)
 # They copy what they sum to the dtype that they sum in: that of the result.
 SUMMING = ("aten::sum", "aten::cumsum", "aten::prod", "aten::mean")
 
+# Gloo sums a copy of what the ranks are to share out, and gathers into one of what they are to get
+# (c10d/ProcessGroupGloo.cpp, `reduce_scatter_tensor_coalesced` and `AsyncAllgatherWork`): which argument it copies.
+EXCHANGING = {"c10d::_reduce_scatter_base_": 1, "c10d::_allgather_base_": 0}
+
 
 def temporaries(func: Any, arguments: Any, out: Any) -> int:
     """The bytes that an operator takes while it runs, beside its results.
@@ -23,6 +27,8 @@ def temporaries(func: Any, arguments: Any, out: Any) -> int:
     name, inputs, results = func._schema.name, _tensors(arguments), _tensors(out)
     if not inputs or not results:
         return 0
+    if name in EXCHANGING:
+        return inputs[EXCHANGING[name]].nbytes
     if name in SUMMING:
         half = name == "aten::mean" and results[0].dtype in (torch.bfloat16, torch.float16)
         return _cast(inputs[:1], torch.float32 if half else results[0].dtype)

@@ -11,8 +11,9 @@ from collections import defaultdict
 from ..metrics.activation_rows import kind
 from .depth import Pattern
 from .trace import Trace
+from .tracker import Log
 
-BUILDING, BEGIN = "building", "begin"
+BEGIN = "begin"
 
 
 class Extension:
@@ -22,6 +23,7 @@ class Extension:
         few: the first trace.
         more: the second.
         pattern: of their layers.
+        edge: how often the pattern is there at the beginning, and at the end, before its moments are in equal strides.
         times: how often more than in the first the pattern is there in the model that is asked for.
 
     Attributes:
@@ -30,9 +32,9 @@ class Extension:
         traced_layers: the layers of the second trace.
     """
 
-    def __init__(self, few: Trace, more: Trace, pattern: Pattern, times: int):
+    def __init__(self, few: Trace, more: Trace, pattern: Pattern, edge: int, times: int):
         self._few, self._more, self._times = few, more, times
-        self._moments = [_moments(one, pattern) for one in (few, more)]
+        self._moments = [_moments(one, pattern, edge) for one in (few, more)]
         self.alike = self._moments[0].keys() == self._moments[1].keys()
         self.parameters = self._beyond(few.parameters, more.parameters)
         self.traced_layers = more.blocks
@@ -44,17 +46,19 @@ class Extension:
         """The MiB of parameters, gradients, optimizer_state or buffers."""
         return self._beyond(self._few.owners[f"{name}_mib"], self._more.owners[f"{name}_mib"])
 
+    def building(self) -> int:
+        """The bytes held at the highest moment until the model is prepared."""
+        return self._beyond(*(max(_running(one.building, 0)) for one in (self._few, self._more)))
+
     def highest(self, rows: int) -> tuple[int, str]:
-        """The bytes held at the highest moment, with so many of further rows in each step, and its name."""
+        """The bytes held at the highest moment of a step, with so many of further rows in it, and its name."""
         few, more = self._moments
-        held = {name: self._beyond(few[name][0], more[name][0]) + (0 if name == BUILDING else rows) for name in few}
+        held = {name: self._beyond(few[name][0], more[name][0]) + rows for name in few}
         name = max(held, key=held.__getitem__)
         return held[name], name
 
     def places(self, moment: str) -> dict[str, int]:
         """The bytes of each place at this moment, without parameters, gradients, optimizer state and buffers."""
-        if moment == BUILDING:
-            return {}
         few, more = (
             _places(one, moments[moment][1])
             for one, moments in zip((self._few, self._more), self._moments, strict=True)
@@ -63,14 +67,13 @@ class Extension:
         return {name: self._beyond(few.get(name, 0), more.get(name, 0)) for name in names}
 
 
-def _moments(trace: Trace, pattern: Pattern) -> dict[str, tuple[int, int]]:
+def _moments(trace: Trace, pattern: Pattern, edge: int) -> dict[str, tuple[int, int]]:
     """The highest moment of each stretch, by its name: bytes held, and the index of the change that it is behind."""
-    building = list(itertools.accumulate(change for _, change in trace.building.changes))
-    found = {BUILDING: (max(building), building.index(max(building)))}
-    held = list(itertools.accumulate((change for _, change in trace.step.changes), initial=trace.held))[1:]
+    found: dict[str, tuple[int, int]] = {}
+    held = _running(trace.step, trace.held)
     marks = [(0, BEGIN), *trace.step.marks, (len(held), "")]
     for (start, mark), (end, _) in itertools.pairwise(marks):
-        name = _name(mark, trace.blocks, pattern)
+        name = _name(mark, trace.blocks, pattern, edge)
         if name is None or start == end:
             continue
         index = max(range(start, end), key=held.__getitem__)
@@ -79,15 +82,20 @@ def _moments(trace: Trace, pattern: Pattern) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _name(mark: str, blocks: int, pattern: Pattern) -> str | None:
-    """A stretch's name at any depth: layers count from the end if they are in the last pattern; None between."""
+def _running(log: Log, before: int) -> list[int]:
+    """The bytes held behind each change."""
+    return list(itertools.accumulate((change for _, change in log.changes), initial=before))[1:]
+
+
+def _name(mark: str, blocks: int, pattern: Pattern, edge: int) -> str | None:
+    """A stretch's name at any depth: layers count from the end if they are at it; None between."""
     words, _, number = mark.rpartition(" ")
     if not number.isdigit():
         return mark
     index = int(number)
-    if index < pattern.head + pattern.period:
+    if index < pattern.head + edge * pattern.period:
         return mark
-    return f"{words} {index - blocks}" if index >= blocks - pattern.tail - pattern.period else None
+    return f"{words} {index - blocks}" if index >= blocks - pattern.tail - edge * pattern.period else None
 
 
 def _places(trace: Trace, index: int) -> dict[str, int]:

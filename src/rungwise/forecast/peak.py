@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedConfig
 
 from ..device import device_type
@@ -17,10 +18,11 @@ from .extension import Extension
 from .trace import batch_bytes, eager, trace
 from .tracker import REST
 
-# Times that the pattern of layers is there in the two models that are traced.
-FEW, MORE = 2, 3
-# Micro-batches after the second are like it.
-MICRO_BATCHES = 2
+# Of layers that repeat, the first and the last have neighbours of another kind. Gathered ahead of time, and exchanged
+# behind it, a neighbour's parameters and gradients are held as well, so that the next ones differ from those between.
+EDGE, SHARDED_EDGE = 1, 2
+# Micro-batches after the second are like it; of several ranks the last one alone exchanges gradients.
+MICRO_BATCHES, RANKS_MICRO_BATCHES = 2, 3
 
 
 class NoForecast(RuntimeError):
@@ -29,12 +31,15 @@ class NoForecast(RuntimeError):
 
 @dataclass(frozen=True)
 class Forecast:
-    """Peak memory of one process, in MiB.
+    """Peak memory of one process, of several the first, in MiB.
 
     Attributes:
         device: what it is a forecast for: cpu or cuda.
         note: what it has to be called where it is shown, if its method has not been measured on that device.
-        peak_mib: as `MemoryMeter` measures it.
+        peak_mib: as `MemoryMeter` measures it: the higher one of `building_mib` and `step_mib`.
+        building_mib: the peak until the model is built and prepared. On the CPU a rank that is to keep a shard holds
+            the whole model then; for CUDA it is built on the host, and this is 0.
+        step_mib: the peak of a step.
         owners: parameters, gradients, optimizer_state, buffers, activations, as it defines them: they add up to the
             peak.
         activations: by module, the largest first, what is held at the moment of the peak beside parameters, gradients,
@@ -46,6 +51,8 @@ class Forecast:
     device: str
     note: str | None
     peak_mib: float
+    building_mib: float
+    step_mib: float
     owners: dict[str, float]
     activations: tuple[tuple[str, float], ...]
     traced_layers: int
@@ -59,7 +66,8 @@ def forecast(
 ) -> Forecast:
     """The peak memory of a run with these settings of a model from this config.
 
-    It is that of an eager run of one process; a model that would be loaded is built with random weights.
+    It is that of an eager run, of several processes that of the first; a model that would be loaded is built with
+    random weights.
 
     Args:
         settings: the run's.
@@ -72,10 +80,13 @@ def forecast(
         NoForecast: it cannot be told, and why.
     """
     target = cuda_device(capability) if (device or device_type(settings)) == "cuda" else CPU
-    if settings.num_processes > 1 or sharding(settings) is not None:
-        raise NoForecast("sharding and several processes are not traced; the forecast is of one process")
+    if settings.num_processes == 1 and sharding(settings) is not None:
+        raise NoForecast("FSDP2 shards over processes, and there is one")
+    if settings.num_processes > 1 and torch.distributed.is_initialized():
+        raise NoForecast("several ranks are traced in a process that is none of them")
     micro_batches = settings.gradient_accumulation_steps
-    settings = eager(settings, min(micro_batches, MICRO_BATCHES))
+    most = MICRO_BATCHES if settings.num_processes == 1 else RANKS_MICRO_BATCHES
+    settings = eager(settings, min(micro_batches, most))
     try:
         return _extended(settings, config, target, micro_batches - settings.gradient_accumulation_steps)
     except NoForecast:
@@ -90,14 +101,16 @@ def _extended(settings: Settings, config: PreTrainedConfig, device: Device, more
     """The forecast of a model that is traced at two depths, or at once if its layers repeat in no pattern."""
     layers = kinds(settings, config)
     pattern = find_pattern(layers)
-    small = [_short_config(settings, config, layers, pattern, times) for times in (FEW, MORE)] if pattern else [None]
+    edge = EDGE if sharding(settings) is None else SHARDED_EDGE
+    times = (2 * edge, 2 * edge + 1)
+    small = [_short_config(settings, config, layers, pattern, one) for one in times] if pattern else [None]
     if all(small):
         few, more = (trace(settings, one, device) for one in small)
-        extension = Extension(few, more, pattern, pattern.times(len(layers)) - FEW)
+        extension = Extension(few, more, pattern, edge, pattern.times(len(layers)) - times[0])
         if extension.alike and extension.parameters == _parameters(settings, config):
             return _result(extension, settings, device, more_batches)
     whole = trace(settings, config, device)
-    return _result(Extension(whole, whole, Pattern(whole.blocks, 1, 0), 0), settings, device, more_batches)
+    return _result(Extension(whole, whole, Pattern(whole.blocks, 1, 0), EDGE, 0), settings, device, more_batches)
 
 
 def _short_config(
@@ -116,11 +129,13 @@ def _parameters(settings: Settings, config: PreTrainedConfig) -> int:
 
 def _result(extension: Extension, settings: Settings, device: Device, more_batches: int) -> Forecast:
     rows = more_batches * batch_bytes(settings, device)
-    held, moment = extension.highest(rows)
+    building, (step, moment) = extension.building(), extension.highest(rows)
+    held = max(building, step)
     owners = {name: extension.owner(name) for name in ("parameters", "gradients", "optimizer_state", "buffers")}
     owners["activations"] = held / MIB - sum(owners.values())
-    places = extension.places(moment)
+    places = extension.places(moment) if held == step else {}
     if rows and places:
         places[REST] = places.get(REST, 0) + rows
     known = sorted(((name, size / MIB) for name, size in places.items() if size), key=lambda row: -row[1])
-    return Forecast(device.name, device.note, held / MIB, owners, tuple(known), extension.traced_layers)
+    peaks = (held / MIB, building / MIB, step / MIB)
+    return Forecast(device.name, device.note, *peaks, owners, tuple(known), extension.traced_layers)

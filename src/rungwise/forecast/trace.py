@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig
 
 from ..loop import train
-from ..metrics.memory import MIB, MemoryMeter
+from ..metrics.memory import MIB, MemoryMeter, local
 from ..metrics.throughput import StepMeter
 from ..model.model import build_model
 from ..model.probe import quiet
@@ -26,6 +26,7 @@ from ..settings.fields import Settings
 from ..techniques import apply_techniques, build_optimizer, build_scheduler, plain_accelerator
 from .devices import CPU, Device
 from .places import Places
+from .ranks import exchange_nothing, first_of
 from .tracker import REST, Log, Tracker
 
 # The second step starts with the optimizer's state in place; it is the one that is measured.
@@ -67,14 +68,19 @@ class Trace:
 
 
 def trace(settings: Settings, config: PreTrainedConfig, device: Device = CPU) -> Trace:
-    """Traces a run with these settings, in one process and in eager mode, of a model with random weights.
+    """Traces a run with these settings in eager mode, of a model with random weights; of several ranks the first.
 
     Raises:
         Exception: whatever the model has against being run on fake tensors.
     """
+    tracker = Tracker(device)
     # What is drawn for fake weights is drawn from the process's own numbers.
-    with torch.random.fork_rng(devices=[]), _fakes(settings, device) as tracker, _own_state():
+    with torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        stack.enter_context(first_of(settings.num_processes, tracker.resized))
+        stack.enter_context(_own_state())
+        # Which ranks there are is known by value.
         accelerator = plain_accelerator(settings)
+        stack.enter_context(_fakes(settings, device, tracker))
         logs: list[Log] = []
         held: list[int] = []
 
@@ -98,6 +104,7 @@ def trace(settings: Settings, config: PreTrainedConfig, device: Device = CPU) ->
             optimizer.register_step_pre_hook(lambda *_: gradients.update(_gradients(model, tracker)))
             # An optimizer is taken as it is: copied to where it is already, it would be copied by its memory.
             prepared, prepared_optimizer = accelerator.prepare(model, optimizer, device_placement=[True, False])
+            exchange_nothing(prepared)
         steps = train(
             accelerator,
             prepared,
@@ -138,7 +145,7 @@ def blocks_of(model: nn.Module, config: PreTrainedConfig) -> list[nn.Module]:
 
 def _gradients(model: nn.Module, tracker: Tracker) -> Iterator[int]:
     for parameter in model.parameters():
-        if parameter.grad is not None and (number := tracker.number_of(parameter.grad)) is not None:
+        if parameter.grad is not None and (number := tracker.number_of(local(parameter.grad))) is not None:
             yield number
 
 
@@ -160,9 +167,8 @@ def _columns(settings: Settings) -> tuple[str, ...]:
 
 
 @contextmanager
-def _fakes(settings: Settings, device: Device) -> Iterator[Tracker]:
-    """All tensors inside are fake, and a tracker sees them."""
-    tracker = Tracker(device)
+def _fakes(settings: Settings, device: Device, tracker: Tracker) -> Iterator[None]:
+    """All tensors inside are fake, and the tracker sees them."""
     with ExitStack() as stack:
         # Transformers takes a fake tensor for one of a graph that is traced for any row, and makes a mask; rows that
         # are padded have one anyway.
@@ -190,7 +196,7 @@ def _fakes(settings: Settings, device: Device) -> Iterator[Tracker]:
         stack.enter_context(device.operators())
         stack.enter_context(FakeTensorMode())
         stack.enter_context(tracker)
-        yield tracker
+        yield
 
 
 def _ends(*bounds: int) -> Sequence[int]:

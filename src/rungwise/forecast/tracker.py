@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -110,6 +111,9 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):
+            # A sharded tensor asks again, for what becomes of its shard.
+            return NotImplemented
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         name = func._schema.name
@@ -160,6 +164,11 @@ class Tracker(TorchDispatchMode):
         # The storage's own object lives as long as the storage.
         self._live[key] = (number, size, place, weakref.ref(storage, lambda _: self._forget(key)))
         self._note(number, size, place)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage has another size than before."""
+        if storage._cdata in self._live:
+            self._resize(storage._cdata, storage.nbytes())
 
     def _resize(self, key: int, size: int) -> None:
         number, before, place, life = self._live[key]

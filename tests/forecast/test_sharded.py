@@ -1,0 +1,118 @@
+"""Forecasts of one of several ranks: against real ranks over gloo, and deeper models against traces of all layers."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from rungwise.forecast import forecast, peak
+from rungwise.forecast.apart import forecast_apart
+from rungwise.metrics.memory import MIB
+
+import pytest
+import sharded
+import torch
+from grid import OWNERS
+from harness import ENVIRONMENT, HANGS, ROOT
+from sharded import CASES, TWICE, inputs
+from transformers import AutoConfig
+
+# Per cent.
+BOUND = 1
+MEASURED = [*((case, 2) for case in CASES), *((case, 4) for case in TWICE)]
+WINDOWS = (["sliding_attention"] * 2 + ["full_attention"]) * 6 + ["sliding_attention"]
+# Layers of two kinds, of which three repeat.
+GEMMA = {**sharded.LLAMA, "num_hidden_layers": len(WINDOWS), "sliding_window": 16, "layer_types": WINDOWS}
+MODELS = {**sharded.MODELS, "gemma3_text": GEMMA}
+DEEP = (
+    ("llama", "FSDP2, few tokens"),
+    ("llama", "FSDP2, bf16, accumulation, checkpointing"),
+    ("llama", "DDP, accumulation"),
+    ("gpt2", "FSDP2"),
+    ("gpt2", "FSDP2, few tokens"),
+    ("gemma3_text", "FSDP2, few tokens"),
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Of each case and number of ranks, the figures of the highest rank."""
+    found = {}
+    for processes, cases in ((2, CASES), (4, TWICE)):
+        file = tmp_path_factory.mktemp("sharded") / "peaks.json"
+        torchrun = str(Path(sys.executable).parent / "torchrun")
+        script = [str(ROOT / "tests" / "forecast" / "sharded.py"), str(file), *cases]
+        command = [torchrun, "--standalone", "--nproc_per_node", str(processes), *script]
+        environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANGS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found |= {(case, processes): figures for case, figures in json.loads(file.read_text("utf-8")).items()}
+    return found
+
+
+@pytest.mark.parametrize("case, processes", MEASURED)
+def test_the_forecast_of_a_rank_is_what_is_measured(measured, case, processes):
+    found, figures = forecast(*inputs(case, processes)), measured[case, processes]
+    assert 100 * abs(found.peak_mib / figures["peak_allocated_mib"] - 1) <= BOUND
+    # Of the model's building, too, which may be higher.
+    assert 100 * abs(found.step_mib / figures["step_mib"] - 1) <= BOUND
+    for owner in OWNERS[:-1]:
+        assert found.owners[owner] == pytest.approx(figures[f"{owner}_mib"], rel=1e-12), owner
+
+
+@pytest.mark.parametrize("model, case", DEEP)
+def test_two_depths_give_the_whole_model(model, case, monkeypatch):
+    settings = inputs(case, 3)[0]
+    config = AutoConfig.for_model(model, **MODELS[model], use_cache=False)
+    extended = forecast(settings, config)
+    monkeypatch.setattr(peak, "find_pattern", lambda _: None)
+    whole = forecast(settings, config)
+    assert extended.traced_layers < whole.traced_layers == config.num_hidden_layers
+    for name in ("peak_mib", "building_mib", "step_mib"):
+        assert getattr(extended, name) * MIB == getattr(whole, name) * MIB, name
+    assert extended.owners == pytest.approx(whole.owners, abs=1e-9)
+    assert dict(extended.activations) == pytest.approx(dict(whole.activations), abs=1e-9)
+
+
+def test_a_rank_keeps_its_share_of_the_whole_model():
+    """The share of the first rank, in which no tensor divides: padding takes memory and is no gradient."""
+    settings, config = inputs("FSDP2", 3)
+    model = peak.empty_model(settings, config)
+    shares = [4 * -(-p.shape[0] // 3) * p[0].numel() for p in model.parameters()]
+    assert sum(shares) > 4 * model.num_parameters() / 3
+    found = forecast(settings, config)
+    for owner, times in (("parameters", 1), ("gradients", 1), ("optimizer_state", 2)):
+        scalars = 4 * len(shares) if owner == "optimizer_state" else 0
+        assert found.owners[owner] * MIB == times * sum(shares) + scalars, owner
+    # The whole model is there, and shards of it, before any of it is let go.
+    assert found.building_mib * MIB >= 4 * model.num_parameters() + sum(shares)
+
+
+def test_a_process_is_left_as_it_was(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    before, data_ptr, resize = torch.get_num_threads(), torch.Tensor.data_ptr, torch.UntypedStorage.resize_
+    forecast(*inputs("FSDP2, few tokens", 512))
+    assert not torch.distributed.is_initialized()
+    assert (torch.get_num_threads(), torch.Tensor.data_ptr, torch.UntypedStorage.resize_) == (before, data_ptr, resize)
+    assert sharded.os.environ["WORLD_SIZE"] == "1" and "RANK" not in sharded.os.environ
+
+
+def test_a_rank_asks_another_process(monkeypatch):
+    settings, config = inputs("FSDP2, few tokens", 2)
+    expected = forecast(settings, config)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(peak.NoForecast, match="in a process that is none of them"):
+        forecast(settings, config)
+    assert forecast_apart(settings, config) == expected
+
+
+def test_why_another_process_has_no_forecast():
+    settings, config = inputs("FSDP2", 2)
+    with pytest.raises(peak.NoForecast, match="FSDP2 shards over processes, and there is one"):
+        forecast_apart(dataclasses.replace(settings, num_processes=1), config)
+    config.code = lambda: None
+    with pytest.raises(peak.NoForecast, match="llama cannot be handed to another process: "):
+        forecast_apart(settings, config)
