@@ -26,12 +26,12 @@ from rungwise.families.tables import (
     counts,
     has_failed,
     in_words,
-    source,
     table_of_named,
     whole_table,
 )
 from rungwise.families.workers import Lost, each
 from rungwise.report.claims import STEP_1
+from rungwise.report.sections import source, write_section
 from rungwise.result_file import read_result
 from rungwise.terminal import print_anything
 
@@ -86,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     twelve = {family: tried[family] for family in named.values() if family in tried}
     rest = {family: tried[family] for family in others.values() if family in tried}
     environment = next((one.environment for one in tried.values() if one.environment), {})
-    where = source(environment, time.monotonic() - started)
+    where = source("python recipes/families.py", environment, time.monotonic() - started)
     summary = f"{counts(rest, EAGER)}\n\n{where}" if rest else where
     if asked is None:
-        write_section(README, f"{table_of_named(twelve, list(TECHNIQUES))}\n\n{summary}")
+        write_section(README, "families", f"{table_of_named(twelve, list(TECHNIQUES))}\n\n{summary}")
         TABLE.write_text(whole_table(rest, EAGER, where), encoding="utf-8")
     print(f"\n{summary}")
     return int(any(has_failed(one) for one in tried.values()))
@@ -168,20 +168,6 @@ def judge(technique: str, result: dict[str, Any], baseline: dict[str, Any]) -> C
         graphs, breaks = counted(compiled["graphs"], "graph"), counted(compiled["graph_breaks"], "graph break")
         return Cell(f"ok: {graphs}, {breaks}", distance)
     return Cell("ok", distance)
-
-
-def write_section(path: Path, section: str) -> None:
-    """Puts the section between the two markers of a Markdown file."""
-    text = path.read_text(encoding="utf-8")
-    new, count = re.subn(
-        r"(<!-- families -->\n).*?(<!-- /families -->)",
-        lambda match: f"{match[1]}{section}\n{match[2]}",
-        text,
-        flags=re.DOTALL,
-    )
-    if not count:
-        raise ValueError(f"{path} has no place for the table; add the lines <!-- families --> and <!-- /families -->")
-    path.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from rungwise.result_file import read_result
 import ablate
 import families
 import pytest
-from families import EAGER, judge, try_family, write_section
+from families import EAGER, judge, try_family
 from harness import tiny_settings, train_tiny
 from results import result
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -91,16 +91,6 @@ def test_a_cell_is_ok_only_if_the_losses_follow():
     assert judge("accumulation", mixed, baseline).text.startswith("failed: RuntimeError")
     baseline["evidence"]["dropout"] = True
     assert judge("accumulation", result(losses=[5.0, 2.0]), baseline).text.startswith("ok: it draws other numbers")
-
-
-def test_the_table_goes_between_its_markers(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text("before\n<!-- families -->\nold\n<!-- /families -->\nafter\n", encoding="utf-8")
-    write_section(path, "a | \\1 | b")
-    assert path.read_text() == "before\n<!-- families -->\na | \\1 | b\n<!-- /families -->\nafter\n"
-    path.write_text("nothing", encoding="utf-8")
-    with pytest.raises(ValueError, match="add the lines <!-- families --> and <!-- /families -->"):
-        write_section(path, "")
 
 
 def test_the_tables_that_are_shipped_are_of_these_families():

@@ -104,12 +104,5 @@ def _distances(rows: dict[Family, Tried], techniques: Sequence[str]) -> list[str
     return [f"Largest distance of a loss from fp32's, relative to it: {', '.join(words)}."] if words else []
 
 
-def source(environment: dict[str, Any], seconds: float) -> str:
-    packages = ", ".join(f"{name} {environment.get(name)}" for name in ("torch", "transformers", "accelerate"))
-    date = str(environment.get("date"))[:10]
-    took = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"(`python recipes/families.py` in {took} on {environment.get('device_name')}; {packages}; {date})"
-
-
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"

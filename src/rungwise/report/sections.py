@@ -1,0 +1,34 @@
+"""Sections of Markdown files that commands write: their place, and the line that says where their figures are from."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "accelerate")
+
+
+def write_section(path: Path, name: str, section: str) -> None:
+    """Puts the section between the two markers of its name in a Markdown file.
+
+    Raises:
+        ValueError: the file has no such markers.
+    """
+    text = path.read_text(encoding="utf-8")
+    new, count = re.subn(
+        rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+        lambda match: f"{match[1]}{section}\n{match[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+    if not count:
+        raise ValueError(f"{path} has no place for the table; add the lines <!-- {name} --> and <!-- /{name} -->")
+    path.write_text(new, encoding="utf-8")
+
+
+def source(command: str, environment: Mapping[str, Any], seconds: float) -> str:
+    """The command, how long it took and on what, the versions and the date, from `environment.describe`."""
+    packages = ", ".join(f"{name} {environment.get(name)}" for name in PACKAGES)
+    date = str(environment.get("date"))[:10]
+    took = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"(`{command}` in {took} on {environment.get('device_name')}; {packages}; {date})"
