@@ -76,7 +76,7 @@ BAD = {
     "[1]": "needs `rungs:`",
     "rungs: {}": "needs `rungs:`",
     "rungs: [fp32]": "needs `rungs:`",
-    "a: b: c": "cannot be read as YAML",
+    "a: b: c": "not YAML near line 1",
     "rung: {a: {}}\nrungs: {a: {}}": "unknown key 'rung' (did you mean rungs?)",
     "rungs: {a/b: {}}": "name a folder",
     "rungs: {..: {}}": "name a folder",

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import SettingsError, closest, closest_file
 from ..settings import accelerate_yaml as config_file
 from ..settings.cli import read_flags
 from ..settings.conflicts import idle, without_effect
 from ..settings.fields import FIELDS
 from ..settings.parse import parse
+from ..settings.yaml_file import read_yaml
 
 FILE_KEYS = ("flags", "rungs")
 ONE_PROCESS = "accelerate_configs/one_process.yaml"
@@ -150,14 +149,17 @@ def _acting(flags: Mapping[str, Any], shared: Collection[str]) -> tuple[dict[str
 def _load(path: str, errors: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The shared flags and the rungs' own, both checked for names; values are checked with each rung's settings."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except FileNotFoundError:
         shipped = ", ".join(str(file) for file in sorted(Path("recipes/ladders").glob("*.yaml")))
         near = closest_file(path, "recipes/ladders")
         errors.append(f"--ladder {path}: no such file{near}; shipped here: {shipped}")
         return {}, {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        errors.append(f"--ladder {path}: cannot be read as YAML ({str(error).splitlines()[0]})")
+    except OSError as error:
+        errors.append(f"--ladder {path}: cannot be read ({error.strerror}); give the path of a ladder's YAML file")
+        return {}, {}
+    except ValueError as error:
+        errors.append(f"--ladder {path}: {error}; write `flags:` and `rungs:`, as in recipes/ladders/default.yaml")
         return {}, {}
     rungs = content.get("rungs") if isinstance(content, dict) else None
     if not isinstance(rungs, dict) or not rungs:

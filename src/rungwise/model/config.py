@@ -11,6 +11,8 @@ from ..errors import closest
 from ..settings.fields import Settings
 from .probe import text_config, vocab_size
 
+# Ten times as many as the deepest have; each takes milliseconds to be looked at before anything is built.
+MOST_LAYERS = 1000
 # What a config must not switch on or off for a run: by its field, the value it needs, and what would happen otherwise.
 NEEDED: dict[str, tuple[bool, str]] = {
     "return_dict": (True, "the model would give back a tuple, of which nobody knows where its loss is"),
@@ -103,6 +105,11 @@ def why_not(config: PreTrainedConfig, settings: Settings) -> str | None:
         return _untrusted(config.model_type)
     if vocab_size(config) is None:
         return f"{config.model_type} has no vocab_size of its own: it is no model of text; use a causal language model"
+    if vocab_size(config) < 2:
+        return f"its vocab_size is {vocab_size(config)}, of which there is nothing to learn; give one of at least 2"
+    layers = getattr(text_config(config), "num_hidden_layers", 1)
+    if isinstance(layers, int) and not 1 <= layers <= MOST_LAYERS:
+        return f"it has {layers} layers, which no model has; give one of 1 to {MOST_LAYERS}"
     return None
 
 

@@ -8,8 +8,6 @@ them. The one addition is a top-level `gradient_accumulation_steps`, which Accel
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import closest, closest_file
 from .accelerate_keys import (
     ACCUMULATION,
@@ -24,6 +22,7 @@ from .accelerate_keys import (
     Key,
     installed_key,
 )
+from .yaml_file import read_yaml
 
 
 def read(path: str) -> tuple[dict[str, Any], list[str]]:
@@ -62,7 +61,7 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
 
 def _load(path: str) -> tuple[dict[str, Any], str | None]:
     try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        raw = read_yaml(path)
     except FileNotFoundError:
         shipped = sorted(str(file) for file in Path("accelerate_configs").glob("*.yaml"))
         near = closest_file(path, "accelerate_configs")
@@ -70,10 +69,8 @@ def _load(path: str) -> tuple[dict[str, Any], str | None]:
         return {}, f"--config {path}: no such file{near}{hint}"
     except OSError as error:
         return {}, f"--config {path}: cannot be read ({error.strerror}); give the path of an Accelerate YAML file"
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" near line {mark.line + 1}" if mark else ""
-        return {}, f"--config {path}: not YAML{where}; write `key: value` lines, as in accelerate_configs/bf16.yaml"
+    except ValueError as error:
+        return {}, f"--config {path}: {error}; write `key: value` lines, as in accelerate_configs/bf16.yaml"
     if not isinstance(raw, dict):
         return {}, (
             f"--config {path}: holds {type(raw).__name__}, not `key: value` lines; "

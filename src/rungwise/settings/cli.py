@@ -12,6 +12,11 @@ from ..errors import closest
 from .choices import CHECKPOINTING_KWARGS
 from .fields import FIELDS, HINTS
 
+# The largest number of anything that is counted: twice 2**30 rows, tokens or steps are none that a machine gets through.
+LARGEST = 2**31 - 1
+# Bytes of a file's or a folder's name, and of a whole path, that every system takes.
+LONGEST_NAME, LONGEST_PATH = 255, 1023
+
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Shows a value as needed where leaving it out is an error of ours, not argparse's."""
@@ -126,7 +131,7 @@ def _json_mapping(name: str, text: str, errors: list[str]) -> dict[str, Any] | N
     example = '\'{"use_reentrant": false, "every_n_layers": 2}\''
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         errors.append(f"--{name}: must be a JSON object such as {example}, not {text!r}")
@@ -157,4 +162,23 @@ def checked(name: str, value: Any, where: str, errors: list[str]) -> Any:
     if least is not None and not least <= value < float("inf"):
         errors.append(f"{where}: must be at least {least} and finite, not {value}")
         return None
+    if most is None and type(value) is int and value > LARGEST:
+        errors.append(f"{where}: must be at most {LARGEST}, not {value}")
+        return None
+    if isinstance(value, str) and (problem := _no_text(value, metadata["many"])):
+        errors.append(f"{where}: {problem}")
+        return None
     return value
+
+
+def _no_text(value: str, many: bool) -> str | None:
+    """Why a text can name nothing, if so: no path and no name in a record."""
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return f"{value!r} is not UTF-8; rename it"
+    if "\0" in value:
+        return f"{value!r} has a NUL in it; drop that"
+    if not many and (size > LONGEST_PATH or any(len(part.encode()) > LONGEST_NAME for part in value.split("/"))):
+        return f"its {size} bytes are too many: names have up to {LONGEST_NAME}, paths {LONGEST_PATH}; shorten it"
+    return None

@@ -1,17 +1,21 @@
 """What a launcher left for the run: how many processes it started, and what it was told beside `--config`."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from .yaml_file import read_yaml
 
 
 def processes(
     from_file: Mapping[str, Any], path: str, environ: Mapping[str, str], errors: list[str]
 ) -> tuple[int, str]:
     """How many processes were started, and who says so; the file may only say the same."""
-    launched = int(environ.get("WORLD_SIZE", "1"))
+    told = environ.get("WORLD_SIZE", "1")
+    launched = int(told) if re.fullmatch(r"[1-9][0-9]{0,5}", told) else 1
+    if str(launched) != told:
+        errors.append(f"WORLD_SIZE={told}: must be the number of processes that a launcher started; unset it")
     stated = from_file.get("num_processes", launched)
     if stated != launched:
         errors.append(
@@ -79,11 +83,12 @@ def default_config_file(environ: Mapping[str, str]) -> Path:
 
 def _default_file(environ: Mapping[str, str]) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(default_config_file(environ).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        content = read_yaml(str(default_config_file(environ)))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _default_dynamo(environ: Mapping[str, str]) -> str:
-    return str((_default_file(environ).get("dynamo_config") or {}).get("dynamo_backend")).upper()
+    dynamo = _default_file(environ).get("dynamo_config")
+    return str(dynamo.get("dynamo_backend")).upper() if isinstance(dynamo, dict) else "NO"

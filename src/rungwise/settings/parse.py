@@ -9,7 +9,7 @@ from typing import Any
 
 from . import accelerate_yaml, launcher
 from .accelerate_keys import REPLACED
-from .cli import checked, read_flags
+from .cli import LONGEST_NAME, checked, read_flags
 from .conflicts import conflicts, idle, without_effect
 from .fields import FIELDS, Settings
 from .needs import STDLIB
@@ -95,8 +95,10 @@ def _derive(settings: Settings, origins: dict[str, str], errors: list[str]) -> S
     if not settings.dataset_name and not settings.train_file:
         changes["dataset_name"] = STDLIB
     name = settings.run_name or _made_name(settings)
-    if not re.fullmatch(r"[\w.+=-]+", name):
+    if not re.fullmatch(r"[\w.+=-]+", name) or not name.strip("."):
         errors.append(f"--run_name {name!r}: letters, digits and . _ - + = only, since it names a folder")
+    elif len(name.encode()) > LONGEST_NAME:
+        errors.append(f"--run_name {name}: too long for the name of a folder; give a shorter one")
     changes["run_name"] = name
     changes["output_dir"] = settings.output_dir or str(Path("runs") / name)
     if any(path.is_file() for path in (Path(changes["output_dir"]), *Path(changes["output_dir"]).parents)):

@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -36,7 +37,8 @@ def validate(settings: Settings, device_type: str) -> list[str]:
         # What is wrong with the model itself is said by `model.validate`.
         return []
     try:
-        _wrap(model, settings)
+        with torch.device("meta"):
+            _wrap(model, settings)
     except UnavailableTechnique as error:
         return [str(error)]
     return []

@@ -25,6 +25,9 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     if not settings.torch_compile:
         return []
     found, mode = missing_tools("--torch_compile", device_type), settings.torch_compile_mode
+    cache = settings.torch_compile_cache_dir
+    if cache and any(path.is_file() for path in (Path(cache), *Path(cache).parents)):
+        found.append(f"--torch_compile_cache_dir {cache}: a file stands in the way; name a folder")
     if device_type == "cpu" and mode != "default":
         from torch._inductor import list_mode_options
 
