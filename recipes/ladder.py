@@ -28,12 +28,20 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--ladder", default="recipes/ladders/default.yaml", metavar="FILE", help="rungs [%(default)s]")
-    parser.add_argument("--output_dir", metavar="DIR", help="where everything goes [runs/<name of the ladder>]")
+    file = {"default": "recipes/ladders/default.yaml", "type": given, "metavar": "FILE"}
+    parser.add_argument("--ladder", help="rungs [%(default)s]", **file)
+    parser.add_argument("--output_dir", type=given, metavar="DIR", help="where everything goes [runs/<name of the ladder>]")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="rounds in which the rungs take turns [1]")
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier call left in the folder")
-    parser.add_argument("--report_only", metavar="DIR", help="only write the report of a folder again")
+    parser.add_argument("--report_only", type=given, metavar="DIR", help="only write the report of a folder again")
     return parser.parse_known_args()
+
+
+def given(text: str) -> str:
+    """The value of a flag, which is not to be left empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("needs a value")
+    return text
 
 
 def main() -> int:

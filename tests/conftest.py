@@ -33,6 +33,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("rungwise")
 
+# What is drawn is the same each time; another number draws others.
+SEED = int(os.environ.get("RUNGWISE_SEED", "15"))
+
 # In models as small as the tests', threads do little but wait for one another.
 torch.set_num_threads(1)
 
@@ -42,6 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"drawn from RUNGWISE_SEED={SEED}")
 
 
 @pytest.fixture(autouse=True)

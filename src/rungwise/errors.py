@@ -25,6 +25,11 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
+def is_blocked(folder: str) -> bool:
+    """Whether a file stands where a folder is to be."""
+    return any(path.is_file() for path in (Path(folder), *Path(folder).parents))
+
+
 def closest_file(path: str, *folders: str) -> str:
     """' (did you mean X?)' for the YAML file nearest to the name of one that is not there, or '' if none is near.
 

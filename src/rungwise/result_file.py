@@ -20,6 +20,8 @@ UNFINISHED = "ended before it was finished (killed?)"
 THIS_RUN = "this run"
 # Groups of figures, and what their names start with where steps have figures of the same names.
 PREFIXES = {"throughput": "perf"} | {name: name for name in ("memory", "forecast", "compile", "amp", "profile")}
+# What every result has had.
+WRITTEN = {"name", "status", "reason", "settings", "environment", "evidence", "loss", "throughput", "memory", "compile"}
 GROUPS = ("settings", "origins", "environment", "data", "evidence", "loss", *PREFIXES, "activations")
 
 
@@ -51,13 +53,18 @@ def write_result(folder: Path, content: dict[str, Any]) -> None:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Reads the result in a run's folder. None if there is none, or no whole one.
+    """Reads the result in a run's folder. None if there is none, or not a whole one.
 
     Results from before `precision` stood among the settings are given it here, and nowhere else.
     """
     try:
         result = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(result, dict) or not all(isinstance(result.get(key), str) for key in ("name", "status")):
+        return None
+    # Older results lack the groups that are newer.
+    if not all(isinstance(result.get(group, {}), dict) for group in GROUPS) or not WRITTEN <= result.keys():
         return None
     settings = result["settings"]
     if settings and "precision" not in settings:

@@ -79,7 +79,8 @@ def save_notes(folder, settings, data=None, number=5):
     """Writes a folder that holds the notes of a checkpoint, without its tensors."""
     folder = folder / f"checkpoint-{number}"
     folder.mkdir(parents=True)
-    content = {"settings": settings.as_dict(), "scheduler": {}, "steps": [dataclasses.asdict(STEP)]}
+    content = {"settings": settings.as_dict(), "scheduler": {}}
+    content["steps"] = [dataclasses.asdict(dataclasses.replace(STEP, number=n)) for n in range(1, number + 1)]
     content |= {"evaluations": [], "data": data or {}, "tracked": None, "files": {}}
     (folder / saved.STEPS).write_text(json.dumps(content), encoding="utf-8")
     return folder

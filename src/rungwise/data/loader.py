@@ -127,7 +127,7 @@ def _mapped(source: Source, settings: Settings, data: OpenedData) -> tuple[datas
         rows, counts = map_rows(data.texts[source], settings, data.tokenizer)
     if len(rows) == 0:
         raise _too_short(source, settings, data)
-    _check_token(pc.max(pc.list_flatten(rows.data["input_ids"])).as_py(), data)
+    _check_token(pc.max(pc.list_flatten(rows.data["input_ids"])).as_py(), source, data)
     return rows, {**_chosen(source, settings, data), **counts}
 
 
@@ -165,7 +165,7 @@ def _reader(source: Source, settings: Settings, data: OpenedData) -> Callable[[]
     def read() -> Iterator[Row]:
         with readable(source):
             for row in stream_rows(data.texts[source], settings, data.tokenizer):
-                _check_token(int(row["input_ids"].max()), data)
+                _check_token(int(row["input_ids"].max()), source, data)
                 yield {name: torch.from_numpy(values.astype(np.int64)) for name, values in row.items()}
 
     return read
@@ -179,10 +179,11 @@ def _first_rows(source: Source, read: Callable[[], Iterator[Row]], settings: Set
     return rows
 
 
-def _check_token(largest: int, data: OpenedData) -> None:
+def _check_token(largest: int, source: Source, data: OpenedData) -> None:
     if largest >= data.vocab_size:
         remedy = "use the model's own tokenizer" if data.tokenizer else "bytes as tokens need a vocab_size of 256"
-        raise SettingsError([f"the data has token {largest}, the model knows {data.vocab_size} tokens; {remedy}"])
+        words = f"it has token {largest}, the model knows {data.vocab_size} tokens"
+        raise SettingsError([f"{source}: {words}; {remedy}"])
 
 
 def _decoded(row: Row, data: OpenedData) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from ..errors import SettingsError
+from ..errors import SettingsError, is_blocked
 from ..report.report import Report
 from ..result_file import read_result, write_json
+from ..settings.cli import checked
 from ..signals import Signals, Terminated, exit_code
 from .ladder_file import Rung
 from .processes import run_rung
@@ -59,6 +60,7 @@ class Ladder:
         from ..data.opened import Opening
         from . import identity
 
+        refuse_folder(self.folder)
         self._opening = Opening()  # rungs share their model and their data
         self._settings = identity.check_rungs(self.rungs, self._opening)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -170,6 +172,20 @@ class Ladder:
         return [] if self._started is None else track_report(report, self.folder, self.group)
 
 
+def refuse_folder(folder: Path) -> None:
+    """Refuses a ladder's folder that cannot be made, before there is one.
+
+    Raises:
+        SettingsError: its name is none, or a file stands in the way.
+    """
+    errors: list[str] = []
+    checked("output_dir", str(folder), "--output_dir", errors)
+    if not errors and is_blocked(str(folder)):
+        errors.append(f"--output_dir {folder}: a file stands in the way; name a folder")
+    if errors:
+        raise SettingsError(errors)
+
+
 def round_folder(folder: Path, number: int) -> Path:
     """Where one round of a rung is kept."""
     return folder / f"round-{number}"
@@ -180,6 +196,6 @@ def group_of(name: str, folder: Path, fresh: bool) -> str:
     try:
         if not fresh:
             return json.loads((folder / "ladder.json").read_text(encoding="utf-8"))["group"]
-    except (OSError, json.JSONDecodeError, KeyError):
+    except (OSError, ValueError, KeyError):
         pass
     return f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

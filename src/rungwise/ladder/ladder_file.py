@@ -100,9 +100,10 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     """
     errors: list[str] = []
     shared, rungs = _load(path, errors)
+    # What each rung sets by its flags or by its config, if these can be read.
+    known = {} if errors else rungs
     given, _ = read_flags(extra, errors, None)
-    # What each rung sets by its flags or by its config.
-    resolved = {rung: parse(typed({**shared, **flags}), {})[0] for rung, flags in rungs.items()} if given else {}
+    resolved = {rung: parse(typed({**shared, **flags}), {})[0] for rung, flags in known.items()} if given else {}
     for name in given:
         differs = len({str(getattr(settings, name)) for settings in resolved.values()}) > 1
         if name in OWN_FLAGS or differs:
@@ -111,7 +112,8 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     if errors:
         raise SettingsError(errors)
     common = {**shared, **given}
-    bare = [rung for rung, flags in rungs.items() if not {**common, **flags}.get("config")]
+    configs = {rung: {**common, **flags}.get("config") for rung, flags in rungs.items()}
+    bare = [rung for rung, config in configs.items() if not (config and isinstance(config, str))]
     if bare:
         raise SettingsError(
             f"--ladder {path}: {rung}: names no config; write config: accelerate_configs/fp32.yaml, or another"

@@ -132,9 +132,9 @@ def _resuming(folder: Path, settings: Settings) -> list[str]:
     try:
         content = read(folder)
         before, done = content["settings"], content["steps"][-1]["number"]
-        parts = [part for part in content["data"].values() if "fingerprint" in part]
+        parts = {part["source"]: part["fingerprint"] for part in content["data"].values() if "fingerprint" in part}
         damaged = damage(folder)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError):
         return [f"{FLAG} {folder}: not a whole checkpoint of such a run; give a checkpoint-N folder, or latest"]
     found = [f"{FLAG} {folder}: {line}; {_REMEDY}" for line in damaged]
     now = settings.as_dict()
@@ -143,17 +143,17 @@ def _resuming(folder: Path, settings: Settings) -> list[str]:
         for name in now
         if name not in FREE and before.get(name) != now[name]
     ]
-    if (before["eval_steps"] is None) != (settings.eval_steps is None):
+    if (before.get("eval_steps") is None) != (settings.eval_steps is None):
         found.append(
-            f"{FLAG} {folder}: eval_steps was {before['eval_steps']} and is now {settings.eval_steps}, which changes "
+            f"{FLAG} {folder}: eval_steps was {before.get('eval_steps')} and is now {settings.eval_steps}, which changes "
             "the rows to train on; resume with the same, or with another number where there was one"
         )
-    schedule, steps = settings.lr_scheduler_type, before["max_steps"]
+    schedule, steps = settings.lr_scheduler_type, before.get("max_steps")
     if not schedule.startswith("constant") and steps != settings.max_steps:
         found.append(f"{FLAG} {folder}: its {schedule} schedule was made for --max_steps {steps}; keep that")
     if done >= settings.max_steps:
         found.append(f"{FLAG} {folder}: {done} steps are done, --max_steps {settings.max_steps} leaves none; raise it")
-    return found + _changed_data(folder, {part["source"]: part["fingerprint"] for part in parts}, settings)
+    return found + _changed_data(folder, parts, settings)
 
 
 def _changed_data(folder: Path, before: dict[str, str], settings: Settings) -> list[str]:

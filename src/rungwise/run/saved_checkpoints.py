@@ -1,5 +1,6 @@
 """The checkpoints in a run's folder: which there are, which of them are whole, and how one takes another's place."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -8,11 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..loop import Step
 from ..settings.fields import Settings
 
 LATEST = "latest"
 # What is in a checkpoint beside Accelerate's files; written last, so that a folder without it is none.
 STEPS = "steps.json"
+# What it holds, by key, and each of the rows of its two lists.
+CONTENT = {"settings": dict, "scheduler": dict, "steps": list, "evaluations": list, "data": dict, "files": dict}
+STEP = {field.name for field in dataclasses.fields(Step)}
+EVALUATION = {"step", "loss"}
 # A checkpoint of the same step, while a newer one takes its place.
 OLD = ".old"
 
@@ -103,9 +109,25 @@ def read(folder: Path) -> dict[str, Any]:
     """What stands in a checkpoint beside Accelerate's files.
 
     Raises:
-        OSError, ValueError: it is none.
+        OSError, ValueError: it is none, or not one that a run has left.
     """
-    return json.loads((folder / STEPS).read_text(encoding="utf-8"))
+    try:
+        content = json.loads((folder / STEPS).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not (isinstance(content, dict) and all(isinstance(content.get(key), kind) for key, kind in CONTENT.items())):
+        raise ValueError(f"it has not all of {', '.join(CONTENT)}")
+    steps, evaluations = content["steps"], content["evaluations"]
+    numbers = [step["number"] for step in steps if _is_row(step, STEP)]
+    whole = numbers == list(range(1, len(steps) + 1)) and all(_is_row(row, EVALUATION) for row in evaluations)
+    if not steps or not whole or not isinstance(content.get("tracked"), str | None):
+        raise ValueError("its steps are not those of a run")
+    return content
+
+
+def _is_row(row: Any, names: set[str]) -> bool:
+    """Whether a row of steps or evaluations has these numbers, and some of them none."""
+    return isinstance(row, dict) and row.keys() == names and all(isinstance(v, int | float | None) for v in row.values())
 
 
 def _step(folder: Path) -> int | None:

@@ -53,6 +53,8 @@ def read(path: str) -> tuple[dict[str, Any], list[str]]:
     _accumulation(raw, path, values, errors)
     _dynamo(raw, path, values, errors)
     _fsdp(raw, path, values, errors)
+    if raw.get("num_processes", 1) < 1:
+        errors.append(f"{path}: num_processes must be at least 1, not {raw.pop('num_processes')}")
     for name in ("use_cpu", "num_processes"):
         if name in raw:
             values[name] = raw[name]

@@ -93,11 +93,11 @@ def _with_values(unknown: list[str]) -> list[str]:
 def _metavar(name: str) -> str:
     if name in ("config", "train_file", "validation_file"):
         return "FILE"
-    kind = _plain(HINTS[name])
+    kind = plain_type(HINTS[name])
     return {bool: "BOOL", int: "N", float: "X", str: "TEXT"}.get(kind, "JSON")
 
 
-def _plain(hint: Any) -> Any:
+def plain_type(hint: Any) -> Any:
     """The type behind an optional one; dict for any mapping."""
     if isinstance(hint, types.UnionType):
         hint = next(option for option in typing.get_args(hint) if option is not type(None))
@@ -106,7 +106,7 @@ def _plain(hint: Any) -> Any:
 
 def _convert(name: str, text: Any, errors: list[str]) -> Any:
     """The value of a flag's text, or None and a problem."""
-    kind = _plain(HINTS[name])
+    kind = plain_type(HINTS[name])
     if text == "" or text is None:
         errors.append(f"--{name}: needs a value")
         return None

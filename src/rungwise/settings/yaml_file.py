@@ -37,6 +37,9 @@ def read_yaml(path: str) -> Any:
             raise ValueError(f"over {MOST_VALUES:,} values, aliases written out")
         if isinstance(value, dict):
             todo += [*value, *value.values()]
-        elif isinstance(value, list | tuple | set):
+        elif isinstance(value, list):
             todo += value
+        elif not isinstance(value, str | int | float | None):
+            # Dates, bytes and sets: no flag and no key takes one.
+            raise ValueError(f"holds {str(value)!r}, which YAML reads as {type(value).__name__}; write it in quotes")
     return content

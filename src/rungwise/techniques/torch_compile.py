@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..device import device_name, native_precision
+from ..errors import is_blocked
 from ..settings.fields import Settings
 from .compile_record import CompileRecord
 from .gradient_checkpointing import is_checkpointed
@@ -26,7 +27,7 @@ def validate(settings: Settings, device_type: str) -> list[str]:
         return []
     found, mode = missing_tools("--torch_compile", device_type), settings.torch_compile_mode
     cache = settings.torch_compile_cache_dir
-    if cache and any(path.is_file() for path in (Path(cache), *Path(cache).parents)):
+    if cache and is_blocked(cache):
         found.append(f"--torch_compile_cache_dir {cache}: a file stands in the way; name a folder")
     if device_type == "cpu" and mode != "default":
         from torch._inductor import list_mode_options
