@@ -30,7 +30,9 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     file = {"default": "recipes/ladders/default.yaml", "type": given, "metavar": "FILE"}
     parser.add_argument("--ladder", help="rungs [%(default)s]", **file)
-    parser.add_argument("--output_dir", type=given, metavar="DIR", help="where everything goes [runs/<name of the ladder>]")
+    parser.add_argument(
+        "--output_dir", type=given, metavar="DIR", help="where everything goes [runs/<name of the ladder>]"
+    )
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="rounds in which the rungs take turns [1]")
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier call left in the folder")
     parser.add_argument("--report_only", type=given, metavar="DIR", help="only write the report of a folder again")

@@ -9,11 +9,12 @@ import gzip
 import json
 import lzma
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 from rungwise.settings.accelerate_keys import DISTRIBUTED_TYPES, DYNAMO_KEYS, FSDP_VALUES, KEYS, PRECISIONS
 from rungwise.settings.cli import LARGEST, plain_type
-from rungwise.settings.fields import FIELDS, HINTS, Settings
+from rungwise.settings.fields import FIELDS, HINTS
 from rungwise.settings.parse import parse
 
 import yaml
@@ -27,8 +28,12 @@ GOOD = ["--config", FP32, *TINY]
 # What a person may paste, and what only a machine writes.
 WILD = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(["", " ", "-", "--", "-1", "0", "nan", "1e999", "../..", "/dev/null", "~", "$(touch made)", "`touch made`"]),
-    st.sampled_from(["; touch made", "a\0b", "\udcff", "x" * 300, "x/" * 600, "[" * 30_000, "{}", "null", "\n", "é", "💥"]),
+    st.sampled_from(
+        ["", " ", "-", "--", "-1", "0", "nan", "1e999", "../..", "/dev/null", "~", "$(touch made)", "`touch made`"]
+    ),
+    st.sampled_from(
+        ["; touch made", "a\0b", "\udcff", "x" * 300, "x/" * 600, "[" * 30_000, "{}", "null", "\n", "é", "💥"]
+    ),
     st.integers().map(str),
     st.floats().map(str),
 )
@@ -110,7 +115,9 @@ def legal(name: str) -> st.SearchStrategy[Any]:
 
 def _lacks(name: str) -> bool:
     """Whether a value of the flag, given to a good call alone, lacks what it needs."""
-    for value in {bool: ["true", "false"], int: [str(FLAGS[name].metadata["least"])]}.get(KINDS[name], ["x", "0.5", "{}"]):
+    for value in {bool: ["true", "false"], int: [str(FLAGS[name].metadata["least"])]}.get(
+        KINDS[name], ["x", "0.5", "{}"]
+    ):
         found = parse([*GOOD, *typed(name, value)], {})[1]
         if any(f"--{name} has no effect" in line for line in found):
             return True
@@ -245,7 +252,8 @@ BROKEN_YAML = (
     b"a: %s\n" % (b"9" * 5000),
     b"[" * 20_000,
     b"{a: " * 5_000,
-    b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 9)) for n in range(98, 110)),
+    b"a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + b"".join(b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 9)) for n in range(98, 110)),
     b'a: "\\0"\n',
     b'fsdp_config: "\\ud800"\n',
     b"%YAML 9.9\n---\na: 1\n",
@@ -262,7 +270,9 @@ def bad_files(draw: st.DrawFn) -> bytes:
 
 
 OWN_FLAGS = ("run_name", "group", "output_dir")
-NOT_A_NAME = st.one_of(st.sampled_from(["flags", "../up", "a/b", "", " ", "-x", ".hidden", "a b", "$(touch made)"]), st.integers())
+NOT_A_NAME = st.one_of(
+    st.sampled_from(["flags", "../up", "a/b", "", " ", "-x", ".hidden", "a b", "$(touch made)"]), st.integers()
+)
 
 
 @st.composite
@@ -312,7 +322,7 @@ BROKEN_FILES: dict[str, list[bytes]] = {
     ".txt": [b"", b"a\0b" * 200, b"\xff\xfe" * 200, b"\x80 some text" * 40, b"short"],
     ".md": [b"", LINE * 20, b"PK\x03\x04" + b"x" * 200, b"Rar!\x1a\x07" + b"x" * 99],
     ".jsonl": [b"", b"\n\n\n", b"{", LINE + b"{'a': 1}\n", b"5\n" * 9, b"[" * 20_000, b"null\n", b'{"a": [1]}\n'],
-    ".json": [b"", b"[", b"[1, 2]", b"{}", b'[{"text": {"a": 1}}]', b'5', b'[{"a": "x", "b": "y"}]' * 2],
+    ".json": [b"", b"[", b"[1, 2]", b"{}", b'[{"text": {"a": 1}}]', b"5", b'[{"a": "x", "b": "y"}]' * 2],
     ".csv": [b"", b"\n", b"a,a\n1,2\n", b"text\n" + b"a,b\n" * 9, b'text\n"a', b"a;b|c\n1;2|3\n", b"a,b\nx,y\n" * 9],
     ".tsv": [b"", b"a\tb\nx\n", b"a\ta\n1\t2\n"],
     ".parquet": [b"", b"PAR1", b"PAR1" + b"x" * 400 + b"PAR1", b"text" * 99],
@@ -338,18 +348,33 @@ def bad_texts(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 @st.composite
-def damaged(draw: st.DrawFn, whole: dict[str, Any]) -> bytes:
-    """The bytes of a JSON file that holds another kind of thing somewhere, lacks a part or its end, or is no JSON."""
+def damaged(draw: st.DrawFn, whole: dict[str, Any], parts: Sequence[str] = ()) -> bytes:
+    """The bytes of a JSON file that holds another kind of thing somewhere, lacks a part or its end, or is no JSON.
+
+    With `parts` it is one of these, whole, that is another kind of thing or lacking.
+    """
     if not draw(st.integers(0, 3)):
         text = json.dumps(whole)
-        return draw(st.sampled_from([b"", b"{", b"[]", b"null", b"5", b"\xff\xfe", b"[" * 50_000, text[:-1].encode(), text[: len(text) // 2].encode()]))
+        return draw(
+            st.sampled_from(
+                [
+                    b"",
+                    b"{",
+                    b"[]",
+                    b"null",
+                    b"5",
+                    b"\xff\xfe",
+                    b"[" * 50_000,
+                    text[:-1].encode(),
+                    text[: len(text) // 2].encode(),
+                ]
+            )
+        )
     content = copy.deepcopy(whole)
-    place, parts = content, []
-    while isinstance(place, dict | list) and place and (not parts or draw(st.booleans())):
-        keys = sorted(place) if isinstance(place, dict) else range(len(place))
-        parts.append((place, draw(st.sampled_from(keys))))
-        place = place[parts[-1][1]]
-    place, key = parts[-1]
+    place, key, inner = content, draw(st.sampled_from(sorted(parts or content))), not parts
+    while inner and isinstance(place[key], dict | list) and place[key] and draw(st.booleans()):
+        place = place[key]
+        key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
     if draw(st.booleans()):
         del place[key]
     else:

@@ -3,14 +3,19 @@
 Its groups have the names of `GROUPS`; a figure has one name from the meter to the CSV.
 """
 
+import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from .redact import redacted
 from .settings.choices import compute_precision
+from .settings.cli import plain_type
+from .settings.fields import FIELDS, HINTS
 
 NAME = "result.json"
 SCHEMA = 1
@@ -21,7 +26,15 @@ THIS_RUN = "this run"
 # Groups of figures, and what their names start with where steps have figures of the same names.
 PREFIXES = {"throughput": "perf"} | {name: name for name in ("memory", "forecast", "compile", "amp", "profile")}
 # What every result has had.
-WRITTEN = {"name", "status", "reason", "settings", "environment", "evidence", "loss", "throughput", "memory", "compile"}
+WRITTEN = {"reason", "settings", "environment", "evidence", "loss", "throughput", "memory", "compile", "amp"}
+# Settings that every run has had, and that are never unset.
+DECIDING = {"mixed_precision", "num_processes", "gradient_accumulation_steps", "global_batch_size", "torch_compile"}
+# What every run that began has said of its machine.
+MACHINE = {"device_name": str, "device": str, "threads": int | str, "native_precision": list | str, "date": str}
+# What is a number, by the end of its name.
+FIGURE = re.compile(
+    r".*(_mib|_ms|_ms_\w+|_percent|seconds|_per_second\w*|_tflops|utilization|_steps|tokens|loss_scale)"
+)
 GROUPS = ("settings", "origins", "environment", "data", "evidence", "loss", *PREFIXES, "activations")
 
 
@@ -41,9 +54,9 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a file beside itself and renames it, so that a reader never sees half of one."""
+    """Writes a file beside itself and renames it, so that a reader never sees half of one. No secret is written."""
     temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(redacted(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
@@ -58,19 +71,46 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     Results from before `precision` stood among the settings are given it here, and nowhere else.
     """
     try:
-        result = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        result = redacted(json.loads((folder / NAME).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(result, dict) or not all(isinstance(result.get(key), str) for key in ("name", "status")):
         return None
     # Older results lack the groups that are newer.
-    if not all(isinstance(result.get(group, {}), dict) for group in GROUPS) or not WRITTEN <= result.keys():
+    if not all(isinstance(result.get(group, {}), dict) for group in GROUPS) or not result.keys() >= WRITTEN:
+        return None
+    machine = result["environment"]
+    described = not machine or all(isinstance(machine.get(name), kind) for name, kind in MACHINE.items())
+    if not (described and _has_figures(result) and isinstance(result["reason"], str | None)):
         return None
     settings = result["settings"]
+    if not _are_settings(settings):
+        return None
     if settings and "precision" not in settings:
         dtype = settings.get("dtype", "float32")
         settings["precision"] = compute_precision(settings["mixed_precision"], dtype)
     return result
+
+
+def _are_settings(settings: dict[str, Any]) -> bool:
+    """Whether these are settings of their own kinds, if there are any; older results lack those that are newer."""
+    if settings and not settings.keys() >= DECIDING:
+        return False
+    for name in settings.keys() & FIELDS.keys():
+        value, kind = settings[name], plain_type(HINTS[name])
+        if not isinstance(value, int | float if kind is float else kind) and (value is not None or name in DECIDING):
+            return False
+    return True
+
+
+def _has_figures(result: dict[str, Any]) -> bool:
+    """Whether what is to be a number is one, or None where it is not known."""
+    named = [value for group in PREFIXES for key, value in result.get(group, {}).items() if FIGURE.fullmatch(key)]
+    named += [result["loss"].get(key) for key in ("first", "last")]
+    losses = [result["loss"].get(key, []) for key in ("trajectory", "updates")]
+    if not all(isinstance(each, list) for each in losses):
+        return False
+    return all(isinstance(value, int | float | None) for value in (*named, *itertools.chain(*losses)))
 
 
 def write_reason(folder: Path, reason: str) -> None:

@@ -12,6 +12,7 @@ from accelerate import PartialState
 from accelerate.tracking import GeneralTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
 from .errors import closest
+from .redact import HIDDEN, redacted
 from .report.report import Report
 from .report.table import conditions
 from .result_file import PREFIXES
@@ -23,8 +24,11 @@ MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 LONGEST_NAME = 128
 NOT_IN_PROJECT = "/\\#?%:"
 NOT_IN_ID = ":;,#?/'"
-# How W&B is used, unless the person says otherwise in WANDB_SILENT and its like.
+# How W&B is used, unless the person says otherwise in WANDB_SILENT and its like. What it collects by itself (the command
+# with its paths, the repository's address, what is printed) may tell secrets; the config has the settings, redacted.
 DEFAULTS = {"silent": True, "init_timeout": 30, "disable_job_creation": True}
+DEFAULTS |= {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off"}
+DEFAULTS |= {"host": HIDDEN, "program": HIDDEN}
 
 
 class Tracker:
@@ -134,6 +138,9 @@ class WandbTracker(Tracker):
         if self._run.disabled:
             return ["W&B is disabled by WANDB_MODE"]
         self._run.finish(exit_code=int(failed))
+        # What W&B notes for itself beside the run has its paths.
+        for log in Path(self._run.settings.sync_dir, "logs").glob("*.log"):
+            log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
         if not self._run.offline:
             return [self._run.url]
         folder = os.path.relpath(self._run.settings.sync_dir)
@@ -204,15 +211,15 @@ def build_tracker(settings: Settings, config: dict[str, Any], resumed: str | Non
         resumed: the `id` of the tracker that had the run's earlier steps, to go on with.
     """
     if settings.report_to == "wandb":
-        [name] = _run_name(settings).values()
-        names = {"name": name, "group": settings.group, "job_type": os.environ.get("WANDB_JOB_TYPE") or "train"}
+        name, group = redacted([*_run_name(settings).values(), settings.group])
+        names = {"name": name, "group": group, "job_type": os.environ.get("WANDB_JOB_TYPE") or "train"}
         if resumed:
             # A run that the user has named goes before the one that the checkpoint is of.
             names |= {"id": os.environ.get("WANDB_RUN_ID") or resumed, "resume": "allow"}
-        return WandbTracker(settings.project, Path(settings.output_dir), config, **names)
+        return WandbTracker(redacted(settings.project), Path(settings.output_dir), config, **names)
     if settings.report_to == "trackio":
         hint = f"look: trackio show --project {settings.project}"
-        tracker = TrackioTracker(settings.project, name=settings.run_name, group=settings.group)
+        tracker = TrackioTracker(redacted(settings.project), name=settings.run_name, group=redacted(settings.group))
         return AccelerateTracker(tracker, config, hint)
     if settings.report_to == "tensorboard":
         tracker = TensorBoardTracker(settings.run_name, logging_dir=settings.output_dir)

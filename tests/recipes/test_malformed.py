@@ -1,6 +1,7 @@
 """Malformed and contradictory inputs, in numbers: each is refused in words, and nothing is left behind."""
 
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -9,17 +10,20 @@ import sys
 import rungwise
 from rungwise import tracking
 from rungwise.ladder import ladder
+from rungwise.report import plots
+from rungwise.run.saved_checkpoints import STEPS
 
 import ablate
 import ladder as recipe
 import malformed as bad
 import pytest
 from commands import TINY as ANY_BYTE
-from commands import clone
+from commands import ablate_here, clone
 from conftest import SEED
 from harness import LINES
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from results import result
 
 # Seconds for one call, which takes some milliseconds; who takes so long hangs.
 HANGS = 120
@@ -133,7 +137,9 @@ def test_an_accelerate_file_that_cannot_be(call, tmp_path, content):
 def test_a_ladder_file_that_cannot_be(call, monkeypatch, tmp_path, content):
     path = tmp_path / "rungs.yaml"
     path.write_bytes(content)
-    code, said = call(climb, monkeypatch, "--ladder", str(path), "--config_overrides", bad.TINY[1], "--block_size", "32")
+    code, said = call(
+        climb, monkeypatch, "--ladder", str(path), "--config_overrides", bad.TINY[1], "--block_size", "32"
+    )
     is_refused(code, said)
     assert str(path) in said or "--" in said or "none-such.yaml" in said, said
 
@@ -156,3 +162,46 @@ def test_a_text_that_cannot_be_read(call, tmp_path, text, flag):
     flags = ["--config", bad.FP32, *ANY_BYTE, "--report_to", "none"]
     flags += ["--eval_steps", "2", "--train_file", LINES] if flag == "validation_file" else []
     is_refused(*call(ablate.main, [*flags, f"--{flag}", str(path)]), str(path))
+
+
+@tried(150)
+@given(content=bad.damaged(result(), ("status", "settings", "throughput", "memory", "loss", "compile", "evidence")))
+def test_a_result_to_compare_with_that_is_damaged(call, tmp_path, content):
+    (tmp_path / "result.json").write_bytes(content)
+    flags = ["--torch_compile", "--eager_run", str(tmp_path)]
+    is_refused(*call(ablate.main, [*bad.GOOD, *flags]), f"--eager_run {tmp_path}")
+
+
+@tried(150)
+@given(content=bad.damaged(result()))
+def test_a_ladder_to_report_of_that_is_damaged(call, monkeypatch, tmp_path, content):
+    monkeypatch.setattr(plots, "draw", lambda *_: [])
+    folder = tmp_path / "rungs"
+    (folder / "a" / "round-1").mkdir(parents=True, exist_ok=True)
+    (folder / "a" / "round-1" / "result.json").write_bytes(content)
+    code, said = call(climb, monkeypatch, "--report_only", str(folder))
+    # What is lacking may be nothing that a report needs.
+    if code not in (0, 1):
+        is_refused(code, said, str(folder))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint as a run leaves it, and what stands in its notes."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    ablate_here(folder, *bad.GOOD, "--max_steps", "3", "--untimed_steps", "2", "--checkpointing_steps", "2")
+    notes = folder / "checkpoint-2" / STEPS
+    return notes, json.loads(notes.read_text(encoding="utf-8"))
+
+
+@tried(150)
+@given(data=st.data())
+def test_a_checkpoint_to_go_on_from_that_is_damaged(call, checkpoint, data):
+    path, whole = checkpoint
+    parts = ("settings", "steps", "files", "data", "evaluations", "scheduler", "tracked")
+    path.write_bytes(data.draw(bad.damaged(whole, parts)))
+    flags = ["--max_steps", "4", "--untimed_steps", "2", "--resume_from_checkpoint", str(path.parent)]
+    code, said = call(ablate.main, [*bad.GOOD, *flags])
+    # What the scheduler is told shows when it is loaded, by a run that fails in words.
+    if code is not None:
+        is_refused(code, said, str(path.parent))

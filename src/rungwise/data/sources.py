@@ -10,19 +10,20 @@ import datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import SettingsError
+from ..redact import redacted
 from ..settings.fields import Settings
 from .files import Unreadable
 
 
 @dataclass(frozen=True)
 class Source:
-    """The flag that names some text, and the name."""
+    """The flag that names some text, and the name. As text it is recorded, and tells no secret."""
 
     flag: str
     name: str
 
     def __str__(self) -> str:
-        return f"--{self.flag} {self.name}"
+        return redacted(f"--{self.flag} {self.name}")
 
     @property
     def path(self) -> Path | None:

@@ -10,6 +10,7 @@ from ..data.fingerprint import changes, fingerprints
 from ..data.opened import Opening
 from ..environment import machine
 from ..errors import SettingsError
+from ..redact import redacted
 from ..report.comparable import differences
 from ..run.configure import check
 from ..settings.fields import Settings
@@ -47,7 +48,8 @@ def identify(rungs: Sequence[Rung], settings: dict[str, Settings], opening: Open
         config = Path(rung.config).read_text(encoding="utf-8")
         data = fingerprints(settings[rung.name], opening)
         made[rung.name] = {"command": shlex.join(rung.command()), "config": config, "data": data}
-    return {"machine": machine(), "rungs": made}
+    # As it is written: what is compared later is what was kept.
+    return redacted({"machine": machine(), "rungs": made})
 
 
 def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from ..errors import REFUSAL
+from ..redact import redacted
 from ..result_file import failed_result, read_result, write_result
 from .ladder_file import ONE_PROCESS, Rung
 
@@ -52,10 +53,13 @@ def run_rung(rung: Rung, folder: Path) -> dict[str, Any]:
             wait_for(process, folder)
         finally:
             end_processes(process)
+    # What libraries print tells where they are installed.
+    said = redacted(log.read_text(encoding="utf-8", errors="replace"))
+    log.write_text(said, encoding="utf-8")
     result = read_result(folder)
     if result is None:
-        said = last_words(log.read_text(encoding="utf-8", errors="replace"))
-        result = failed_result(rung.name, f"exit code {process.returncode} before the run began: {said}")
+        words = last_words(said)
+        result = failed_result(rung.name, f"exit code {process.returncode} before the run began: {words}")
         write_result(folder, result)
     return result
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from ..redact import redacted
 from ..result_file import write_reason
 from .refusal import rank, speaker
 from .status import lost_a_rank
@@ -15,7 +16,7 @@ from .status import lost_a_rank
 
 def write_rank_error(folder: Path, reason: str | None, error: BaseException | None) -> None:
     """Another rank's reason, for the main process, which writes the result, and for the person at the terminal."""
-    text = f"{speaker()}{reason}"
+    text = redacted(f"{speaker()}{reason}")
     # One that was left alone knows less than the one that left it.
     if isinstance(error, Exception) and not lost_a_rank(error):
         (folder / f"rank-{rank()}.txt").write_text(text, encoding="utf-8")
@@ -23,7 +24,7 @@ def write_rank_error(folder: Path, reason: str | None, error: BaseException | No
     write_reason(folder, text)
     print(text, file=sys.stderr)
     if isinstance(error, Exception):
-        traceback.print_exception(error)
+        print(redacted("".join(traceback.format_exception(error))), file=sys.stderr, flush=True)
 
 
 def read_rank_error(folder: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from ..loop import Step
 from ..metrics.memory import MIB
 from ..metrics.throughput import throughput
+from ..redact import redacted
 from ..result_file import PREFIXES, SCHEMA, UNFINISHED, held, plain, write_result
 from ..settings.fields import Settings
 
@@ -45,7 +46,7 @@ class Record:
     def config(self) -> dict[str, Any]:
         """What a tracker shows of the run before it has a figure."""
         known = {"origins": self.settings.origins, "environment": self.environment, "data": self.data}
-        return self.settings.as_dict() | known
+        return redacted(self.settings.as_dict() | known)
 
     def add(self, step: Step) -> dict[str, Any]:
         """Keeps one step. Returns its metrics by name; speed stands only in those that were timed.
@@ -154,4 +155,4 @@ class Record:
         }
         losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if result["loss"]}
         kept = {"activations/total_mib": self.activations["total_mib"]} if self.activations else {}
-        return {"status": self.status, "reason": self.reason, **losses, **figures, **kept}
+        return redacted({"status": self.status, "reason": self.reason, **losses, **figures, **kept})

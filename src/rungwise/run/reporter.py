@@ -1,6 +1,7 @@
 """What the main process of a run writes and prints: its files, its tracker, the terminal."""
 
 import copy
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from .. import tracking
 from ..loop import Step
+from ..redact import redacted
 from ..settings.fields import Settings
 from . import console
 from . import rank_errors as ranks
@@ -44,7 +46,8 @@ class Reporter:
     def start(self, record: Record, resumed: Path | None, first_row: str | None) -> None:
         """Shows the settings and the data, and begins the tracker of a run that is not a resumed one."""
         if is_main():
-            print(console.settings_block(self._settings, record.environment, record.data, first_row), flush=True)
+            block = console.settings_block(self._settings, record.environment, record.data, first_row)
+            print(redacted(block), flush=True)
             self.progress = console.Progress(self._settings.max_steps)
             if resumed is None:
                 self.tracker = tracking.build_tracker(self._settings, record.config())
@@ -85,7 +88,7 @@ class Reporter:
             self.progress.close()
         if exit_code == 1 and record.status == "failed":
             # Its place in the code is what its reader needs.
-            traceback.print_exception(error)
+            print(redacted("".join(traceback.format_exception(error))), file=sys.stderr, flush=True)
         self._files.end(record, timeline)
 
     def watch(self, config: PreTrainedConfig) -> None:
@@ -107,4 +110,4 @@ class Reporter:
             self.tracker.table("activations/by_module", record.activations["rows"])
         self.tracker.summary(record.summary())
         where = self.tracker.finish(failed=exit_code != 0)
-        print(console.summary_block(record.as_dict(), where), flush=True)
+        print(redacted(console.summary_block(record.as_dict(), where)), flush=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..loop import Step
+from ..redact import redacted
 from ..settings.fields import Settings
 
 LATEST = "latest"
@@ -112,7 +113,7 @@ def read(folder: Path) -> dict[str, Any]:
         OSError, ValueError: it is none, or not one that a run has left.
     """
     try:
-        content = json.loads((folder / STEPS).read_text(encoding="utf-8"))
+        content = redacted(json.loads((folder / STEPS).read_text(encoding="utf-8")))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not (isinstance(content, dict) and all(isinstance(content.get(key), kind) for key, kind in CONTENT.items())):
@@ -127,7 +128,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 def _is_row(row: Any, names: set[str]) -> bool:
     """Whether a row of steps or evaluations has these numbers, and some of them none."""
-    return isinstance(row, dict) and row.keys() == names and all(isinstance(v, int | float | None) for v in row.values())
+    return (
+        isinstance(row, dict) and row.keys() == names and all(isinstance(v, int | float | None) for v in row.values())
+    )
 
 
 def _step(folder: Path) -> int | None:

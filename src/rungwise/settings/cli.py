@@ -98,7 +98,7 @@ def _metavar(name: str) -> str:
 
 
 def plain_type(hint: Any) -> Any:
-    """The type behind an optional one; dict for any mapping."""
+    """Of a field's annotation the type behind an optional one; dict for any mapping."""
     if isinstance(hint, types.UnionType):
         hint = next(option for option in typing.get_args(hint) if option is not type(None))
     return typing.get_origin(hint) or hint

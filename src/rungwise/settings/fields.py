@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..redact import redacted
 from . import naming, needs
 from .choices import COMPUTE_DTYPES, SCHEDULERS, compute_precision
 from .input_fields import MODEL_NAMES
@@ -73,10 +74,10 @@ class Settings(TechniqueFields):
         return compute_precision(self.mixed_precision, self.dtype)
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings by name, with the precision that follows from them, without where they came from."""
+        """The settings by name, as they are recorded: with the precision that follows from them, without secrets."""
         values = dataclasses.asdict(self)
         del values["origins"]
-        return values | {"precision": self.precision}
+        return redacted(values | {"precision": self.precision})
 
 
 # The origin of what a script decides itself: none of these settings is asked for.
