@@ -1,4 +1,4 @@
-"""No key, token or home folder reaches what is recorded: files, W&B, reports. Each place is looked through, byte by byte."""
+"""No key, token or home folder reaches what is recorded: each file and all that W&B is sent is looked through."""
 
 import os
 import re

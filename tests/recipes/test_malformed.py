@@ -71,7 +71,7 @@ def call(home, monkeypatch, capfd):
 
 
 def present(folder):
-    return {path for path in folder.rglob("*")}
+    return set(folder.rglob("*"))
 
 
 @contextlib.contextmanager

@@ -143,9 +143,10 @@ def _resuming(folder: Path, settings: Settings) -> list[str]:
         for name in now
         if name not in FREE and before.get(name) != now[name]
     ]
-    if (before.get("eval_steps") is None) != (settings.eval_steps is None):
+    evaluated = before.get("eval_steps")
+    if (evaluated is None) != (settings.eval_steps is None):
         found.append(
-            f"{FLAG} {folder}: eval_steps was {before.get('eval_steps')} and is now {settings.eval_steps}, which changes "
+            f"{FLAG} {folder}: eval_steps was {evaluated} and is now {settings.eval_steps}, which changes "
             "the rows to train on; resume with the same, or with another number where there was one"
         )
     schedule, steps = settings.lr_scheduler_type, before.get("max_steps")

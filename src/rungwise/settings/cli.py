@@ -12,7 +12,7 @@ from ..errors import closest
 from .choices import CHECKPOINTING_KWARGS
 from .fields import FIELDS, HINTS
 
-# The largest number of anything that is counted: twice 2**30 rows, tokens or steps are none that a machine gets through.
+# The largest number of anything that is counted: no machine gets through so many rows, tokens or steps.
 LARGEST = 2**31 - 1
 # Bytes of a file's or a folder's name, and of a whole path, that every system takes.
 LONGEST_NAME, LONGEST_PATH = 255, 1023
