@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help ablate ladder test lint clean
+.PHONY: help ablate ladder test test-all quick lint clean
 
 help:
 	@echo "make ablate   train one rung, bf16, and measure it   (ARGS=\"--max_steps 60\" adds flags)"
 	@echo "make ladder   climb all rungs and compare them       (ARGS=\"--repeats 3\" adds flags)"
 	@echo "make test     run the tests                          (ARGS=\"-k memory\" adds pytest arguments)"
+	@echo "make test-all the tests with every case of those of which others run a sample"
+	@echo "make quick    check format and style, and run the tests that take no time, within 90 seconds"
 	@echo "make lint     check format and style"
 	@echo "make clean    remove the virtual environment and the runs"
 
@@ -28,7 +31,13 @@ ladder: $(READY)
 	@$(BIN)/python recipes/ladder.py $(ARGS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+test-all: $(READY)
+	@$(PYTEST) --all $(ARGS)
+
+quick: lint
+	@$(PYTEST) --quick $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .

@@ -17,6 +17,8 @@ from harness import HANGS, MODEL, ROOT
 
 BIN = Path(sys.executable).parent
 LAUNCH = [str(BIN / "accelerate"), "launch"]
+# Of a person who chose no number of threads.
+ALL_CORES = {"OMP_NUM_THREADS": None}
 TINY = [
     "--config_overrides",
     MODEL.replace("vocab_size=128", "vocab_size=256"),
@@ -35,12 +37,12 @@ def clone(folder: Path) -> Path:
 
 
 def run(home: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a command in such a folder and waits for it."""
+    """Runs a command in such a folder and waits for it. `environment` changes that of the tests; None unsets."""
     environment = {**os.environ, "COLUMNS": "200", **options.pop("environment", {})}
     return subprocess.run(
         command,
         cwd=home,
-        env=environment,
+        env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=options.pop("timeout", HANGS),

@@ -8,10 +8,15 @@ from pathlib import Path
 _CACHE = tempfile.TemporaryDirectory(prefix="rungwise-tests-")
 os.environ["HF_HOME"] = _CACHE.name
 os.environ["HF_HUB_OFFLINE"] = "1"
-for name in ("WANDB_API_KEY", "WANDB_MODE", "RANK", "WORLD_SIZE", "OMP_NUM_THREADS"):
+for name in ("WANDB_API_KEY", "WANDB_MODE", "RANK", "WORLD_SIZE"):
     os.environ.pop(name, None)
 for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
     os.environ.pop(name)
+# In models as small as the tests', threads do little but wait for one another, and where several do, they wait asleep.
+# Here and in each process that a test starts, unless the test says otherwise.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+# Inductor believes the processor's flags: it would compile a program in each process to see whether they hold.
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 # W&B's own process has as long as it needs on a busy machine.
 os.environ |= {"WANDB_INIT_TIMEOUT": "600", "WANDB_X_SERVICE_WAIT": "600"}
 # No key of the person who runs the tests is ever used.
@@ -27,6 +32,7 @@ from harness import ROOT  # noqa: E402
 from rungwise.device import native_precision  # noqa: E402
 from rungwise.techniques import product_kernels  # noqa: E402
 
+pytest_plugins = ["selection", "pytester"]
 # Times on a busy machine say nothing about an input.
 hypothesis.settings.register_profile(
     "rungwise", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -35,9 +41,6 @@ hypothesis.settings.load_profile("rungwise")
 
 # What is drawn is the same each time; another number draws others.
 SEED = int(os.environ.get("RUNGWISE_SEED", "15"))
-
-# In models as small as the tests', threads do little but wait for one another.
-torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -75,7 +75,7 @@ def sbatch(script: Path, pair: tuple[Machine, Machine], folder: Path, *words: st
             done = subprocess.run(
                 ["bash", copy, *words],
                 cwd=cwd,
-                env=environment,
+                env={name: value for name, value in environment.items() if value is not None},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 timeout=timeout,

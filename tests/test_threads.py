@@ -7,7 +7,7 @@ from rungwise import threads
 import psutil
 import pytest
 import torch
-from commands import LAUNCH, run
+from commands import ALL_CORES, LAUNCH, run
 
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"}
 SHARED = "all cores, shared among this machine's processes"
@@ -80,7 +80,7 @@ def test_what_others_choose_has_their_name(chosen):
     assert chosen({**LAUNCHED, "OMP_NUM_THREADS": "4"}, Parent({}, "accelerate")) == (None, "the launcher")
 
 
-@pytest.mark.parametrize("person, origin", [({}, SHARED), ({"OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS")])
+@pytest.mark.parametrize("person, origin", [(ALL_CORES, SHARED), ({"OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS")])
 def test_under_the_real_launcher(person, origin, tmp_path):
     script = tmp_path / "say.py"
     script.write_text(
@@ -91,7 +91,7 @@ def test_under_the_real_launcher(person, origin, tmp_path):
     done = run(tmp_path, *LAUNCH, "--num_processes", "1", str(script), environment=person)
     number, found = json.loads(done.stdout.splitlines()[-1])
     assert found == origin, done.stderr
-    if person:
+    if origin != SHARED:
         assert number == 1
     elif hasattr(threads.os, "sched_getaffinity"):
         assert number == len(threads.os.sched_getaffinity(0))

@@ -42,6 +42,7 @@ def said():
     logger.removeHandler(handler)
 
 
+@pytest.mark.breadth(5)
 @every_family
 def test_all_techniques_together_are_active_and_quiet(family, said):
     settings = tiny_settings(*family.flags, *STEPS, "--gradient_checkpointing", config=BF16_ACCUM4)
@@ -54,6 +55,7 @@ def test_all_techniques_together_are_active_and_quiet(family, said):
     assert said == []
 
 
+@pytest.mark.breadth(5)
 @every_family
 def test_four_micro_batches_equal_one_big_batch(family):
     """In fp32, to 1e-6 of each loss, 17 units of rounding: experts, windows and scans see rows one by one."""
@@ -122,6 +124,7 @@ SAMPLE = {
 }
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_a_sample_of_all_families_is_trained_or_refused_in_words(model_type, tmp_path):
     """The small model of any type that Transformers has: accumulated as one batch, and checkpointed."""

@@ -76,6 +76,7 @@ CASES = (
 )
 
 
+@pytest.mark.breadth(8)
 @pytest.mark.parametrize("model, technique", CASES)
 def test_two_depths_give_the_whole_model(model, technique):
     config, settings = config_of(model), settings_of(technique)

@@ -61,8 +61,9 @@ def result_of(home, rung):
 
 
 def test_killed_half_way_and_continued(home, start):
+    metrics = home / "runs/some/slow/round-1/metrics.jsonl"
     process = start(LADDER)
-    wait_for_steps(process, home / "runs/some/slow/round-1/metrics.jsonl", 5)
+    wait_for_steps(process, metrics, 5)
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.send_signal(signal.SIGTERM)
@@ -79,7 +80,18 @@ def test_killed_half_way_and_continued(home, start):
     page = (home / "runs/some/report.md").read_text(encoding="utf-8")
     assert "| fp32 | ok |" in page and "| slow | failed: terminated after" in page
 
+    # A rung that is killed is a row, and the others still run.
     first = result_of(home, "fp32")["environment"]["date"]
+    metrics.unlink()
+    process = start(LADDER)
+    wait_for_steps(process, metrics, 5)
+    [killed] = trainers(process).values()
+    killed.kill()
+    output, errors = process.communicate(timeout=HANGS)
+    assert process.returncode == 1, output + errors
+    assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "accum")] == ["ok", "failed", "ok"]
+    assert "fp32: finished before (ok)" in output and "ended before it was finished (killed?)" in output
+
     text = LADDER.replace("200000", "14")
     refused = start(text)
     _, errors = refused.communicate(timeout=HANGS)
@@ -90,8 +102,9 @@ def test_killed_half_way_and_continued(home, start):
     again = start(text)
     output, errors = again.communicate(timeout=HANGS)
     assert again.returncode == 0, output + errors
-    assert len(list((home / "runs/some/wandb").glob("offline-run-*"))) == 1
-    assert "fp32: finished before (ok)" in output
+    # A report each of the two ladders that came to their ends; none of the one that was stopped, or of the one refused.
+    assert len(list((home / "runs/some/wandb").glob("offline-run-*"))) == 2
+    assert "fp32: finished before (ok)" in output and "accum: finished before (ok)" in output
     assert result_of(home, "fp32")["environment"]["date"] == first
     assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "accum")] == ["ok"] * 3
     assert (
@@ -111,17 +124,6 @@ def test_killed_half_way_and_continued(home, start):
     assert only.returncode == 0, only.stderr
     assert not (home / "runs/some/accum").exists()
     assert "accum" not in (home / "runs/some/ladder.csv").read_text()
-
-
-def test_a_rung_that_is_killed_is_a_row_and_the_others_still_run(home, start):
-    process = start(LADDER)
-    wait_for_steps(process, home / "runs/some/slow/round-1/metrics.jsonl", 5)
-    [killed] = trainers(process).values()
-    killed.kill()
-    output, errors = process.communicate(timeout=HANGS)
-    assert process.returncode == 1, output + errors
-    assert [result_of(home, rung)["status"] for rung in ("fp32", "slow", "accum")] == ["ok", "failed", "ok"]
-    assert "ended before it was finished (killed?)" in output
 
 
 def test_every_end_is_a_row_and_a_run_of_one_group(home, start):

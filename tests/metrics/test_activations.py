@@ -16,8 +16,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from commands import LAUNCH, ablate_here, clone, result_of, run
-from harness import TINY, build_dataset, largest_difference, tiny_settings, train_tiny
+from harness import build_dataset, largest_difference, tiny_settings, train_tiny
 from torch import nn
 
 ROWS, TOKENS, WORDS = 16, 128, 512
@@ -296,26 +295,3 @@ def test_a_forward_pass_that_fails_leaves_no_hook_behind():
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     meter.close()
     assert meter.result == {} and not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-@pytest.mark.parametrize("engine", ["ddp_cpu", "fsdp2_cpu"])
-def test_a_process_of_two_keeps_what_one_does_with_half_the_rows(engine, tmp_path):
-    """Gathered parameters are no activations."""
-    call = [*TINY, "--max_steps", "4"]
-    config = f"accelerate_configs/{engine}.yaml"
-    done = run(
-        clone(tmp_path),
-        *LAUNCH,
-        "--config_file",
-        config,
-        "recipes/ablate.py",
-        "--config",
-        config,
-        *call,
-        "--run_name",
-        "a",
-    )
-    assert done.returncode == 0, done.stderr
-    half = ["--config", "accelerate_configs/fp32_cpu.yaml", *call, "--global_batch_size", "8"]
-    alone = ablate_here(tmp_path / "alone", *half)
-    assert result_of(tmp_path, "a")["activations"] == alone["activations"]

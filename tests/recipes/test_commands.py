@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
-from commands import BIN, LAUNCH, TINY, clone, result_of, run, wait_for_steps
-from harness import HANGS, wandb_records
+from commands import ALL_CORES, BIN, LAUNCH, TINY, clone, result_of, run, wait_for_steps
+from harness import HANGS, MODEL, wandb_records
 from transformers import AutoModelForCausalLM
 
 
@@ -21,7 +21,8 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def readme_run(home):
     """The one command all start from, with the default model and data, and as few steps as give a speed."""
-    return run(home, *LAUNCH, "recipes/ablate.py", "--config", "accelerate_configs/bf16.yaml", "--max_steps", "13")
+    command = ["recipes/ablate.py", "--config", "accelerate_configs/bf16.yaml", "--max_steps", "13"]
+    return run(home, *LAUNCH, *command, environment=ALL_CORES)
 
 
 def test_the_readme_command_works_as_written(home, readme_run):
@@ -106,24 +107,27 @@ def test_wandbs_own_file_says_the_same(home, readme_run):
 
 
 # Those for several processes are started by their own commands elsewhere; that Accelerate takes each file, too.
-@pytest.mark.parametrize("file", ["fp16_accum4", "fp32_cpu"])
-def test_a_file_serves_launcher_and_script(home, file):
+def launched(home, file, *flags):
+    """The result of a file that serves launcher and script."""
     path = f"accelerate_configs/{file}.yaml"
-    command = ["recipes/ablate.py", "--config", path, *TINY, "--report_to", "none"]
+    command = ["recipes/ablate.py", "--config", path, *TINY, *flags, "--report_to", "none"]
     done = run(home, *LAUNCH, "--config_file", path, *command, "--run_name", f"file-{file}")
     assert done.returncode == 0, done.stderr
-    result = result_of(home, f"file-{file}")
-    assert result["status"] == "ok"
-    assert result["settings"]["gradient_accumulation_steps"] == (4 if "accum4" in file else 1)
-    assert ("amp" in result and bool(result["amp"])) == file.startswith("fp16")
     assert not (home / "runs" / f"file-{file}" / "wandb").exists()
+    return result_of(home, f"file-{file}")
+
+
+def test_a_file_serves_launcher_and_script(home):
+    result = launched(home, "fp16_accum4")
+    assert result["status"] == "ok" and result["amp"]
+    assert result["settings"]["gradient_accumulation_steps"] == 4
 
 
 @pytest.fixture(scope="module")
 def plain_run(home):
     """Without the launcher, checkpointed and saved."""
     flags = ["--gradient_checkpointing", "--save_model", "--report_to", "none", *TINY]
-    return run(home, sys.executable, "recipes/ablate.py", "--config", "accelerate_configs/fp32.yaml", *flags)
+    return run(home, sys.executable, "recipes/ablate.py", "--config", "accelerate_configs/fp32_cpu.yaml", *flags)
 
 
 def test_python_alone_works_and_the_model_loads_anywhere(home, plain_run):
@@ -136,12 +140,11 @@ def test_python_alone_works_and_the_model_loads_anywhere(home, plain_run):
 
 
 def test_the_same_figure_twice(home, plain_run):
-    flags = ["--gradient_checkpointing", "--report_to", "none", "--run_name", "again", *TINY]
-    again = run(home, sys.executable, "recipes/ablate.py", "--config", "accelerate_configs/fp32.yaml", *flags)
-    assert again.returncode == 0, again.stderr
-    first, second = result_of(home, "fp32-ckpt"), result_of(home, "again")
+    """By Python alone and by the launcher."""
+    first, second = result_of(home, "fp32-ckpt"), launched(home, "fp32_cpu", "--gradient_checkpointing")
     assert first["memory"]["peak_allocated_mib"] == second["memory"]["peak_allocated_mib"]
     assert first["loss"] == second["loss"]
+    assert second["settings"]["gradient_accumulation_steps"] == 1 and not second["amp"]
 
 
 def test_bad_input_in_a_real_process(home):
@@ -206,11 +209,15 @@ def test_a_signal_ends_a_run_with_its_reason(home, signum, code):
 
 
 def test_out_of_memory_on_cpu(home):
-    """A limit on the address space: enough to start, too little for a batch of 8192 rows."""
+    """A limit on the address space: enough to start, too little for the logits of 8192 rows, 53 GB."""
     limit = 14 * 2**30
     process = start(
         home,
         "oom",
+        "--config_overrides",
+        MODEL.replace("vocab_size=128", "vocab_size=50257"),
+        "--block_size",
+        "32",
         "--global_batch_size",
         "8192",
         "--dataset_name",

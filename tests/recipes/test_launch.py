@@ -6,7 +6,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import BIN, LAUNCH, TINY, clone, result_of, run, running, trainers, wait_for_steps
+from commands import (
+    ALL_CORES,
+    BIN,
+    LAUNCH,
+    TINY,
+    ablate_here,
+    clone,
+    result_of,
+    run,
+    running,
+    trainers,
+    wait_for_steps,
+)
 from fake_slurm import sbatch
 from harness import HANGS, ROOT
 from transformers import AutoModelForCausalLM
@@ -84,6 +96,14 @@ def test_sharded_losses_are_those_of_ddp(launched):
     for ddp, fsdp, bound in (("ddp_cpu", "fsdp2_cpu", 1e-5), ("ddp", "fsdp2", 2.0**-7)):
         trajectories = [launched[name]["loss"]["trajectory"] for name in (ddp, fsdp)]
         assert trajectories[1] == pytest.approx(trajectories[0], abs=bound)
+
+
+def test_a_process_of_two_keeps_what_one_does_with_half_the_rows(launched, tmp_path):
+    """Gathered parameters are no activations."""
+    flags = ["--config", "accelerate_configs/fp32_cpu.yaml", *TINY, *QUIET, "--global_batch_size", "8"]
+    alone = ablate_here(tmp_path, *flags)
+    for name in ("ddp_cpu", "fsdp2_cpu"):
+        assert launched[name]["activations"] == alone["activations"], name
 
 
 @pytest.mark.parametrize("name", ["ddp_cpu", "fsdp2_cpu"])
@@ -181,7 +201,7 @@ def test_the_slurm_script_starts_one_launcher_a_node(home, one_host, tmp_path):
     script = ROOT / "recipes" / "multi_node.sbatch"
     flags = ["--config", MULTI_NODE, *TINY, *QUIET, "--output_dir", "runs/slurm"]
     with two_machines() as pair:
-        code, out = sbatch(script, pair, tmp_path, *flags, cwd=home, timeout=HANGS, **ON_CPU)
+        code, out = sbatch(script, pair, tmp_path, *flags, cwd=home, timeout=HANGS, **ON_CPU, **ALL_CORES)
     assert code == 0, out
     result = result_of(home, "slurm")
     assert result["loss"]["trajectory"] == one_host

@@ -1,0 +1,59 @@
+"""Which tests a run takes and in what order: all that `make quick`, `make test` and `make test-all` differ in."""
+
+import random
+from collections import defaultdict
+
+import pytest
+
+# Seconds that the longest files take. They come first, so that no worker is left with one at the end.
+SECONDS: dict[str, int] = {}
+# `make quick` leaves out what starts processes, what compiles, and what trains for longest: a file, or tests of one.
+NOT_QUICK: tuple[str, ...] = ()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("selection")
+    group.addoption("--quick", action="store_true", help="one case of each breadth, and nothing that takes long")
+    group.addoption("--all", action="store_true", dest="whole", help="every case of each breadth, not a sample")
+    group.addoption("--sample", type=int, metavar="SEED", help="the sample that an earlier run took, by its seed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Workers of pytest-xdist are given this process's options.
+    if config.option.sample is None:
+        config.option.sample = random.SystemRandom().randrange(10**6)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    breadths = defaultdict(list)
+    for item in items:
+        if marker := item.get_closest_marker("breadth"):
+            breadths[_name(item), 1 if config.option.quick else marker.args[0]].append(item)
+    left_out = {item for item in items if config.option.quick and _covers(NOT_QUICK, item)}
+    named = any("[" in argument for argument in config.args)
+    if not (config.option.whole or named):
+        for (name, kept), cases in breadths.items():
+            chosen = random.Random(f"{config.option.sample} {name}").sample(cases, min(kept, len(cases)))
+            left_out |= set(cases) - set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = sorted((item for item in items if item not in left_out), key=lambda item: -SECONDS.get(_file(item), 0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not config.option.whole:
+        again = f"--sample {config.option.sample} takes it again, --all takes every case"
+        terminalreporter.write_line(f"Of tests marked breadth a sample: {again}.")
+
+
+def _file(item: pytest.Item) -> str:
+    """Its file below tests/."""
+    return item.nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def _name(item: pytest.Item) -> str:
+    """Its file and function, without the case."""
+    return item.nodeid.removeprefix("tests/").partition("[")[0]
+
+
+def _covers(names: tuple[str, ...], item: pytest.Item) -> bool:
+    return any(name in (_file(item), _name(item)) for name in names)
