@@ -2,6 +2,7 @@
 
     python recipes/fsdp_memory.py
     python recipes/fsdp_memory.py --num_processes 8 16 --model_type qwen3 --config_overrides hidden_size=5120
+    python recipes/fsdp_memory.py --device cpu --num_processes 2
 
 The first form writes a table into recipes/README.md. Flags of ablate.py act on every row of it; with any of them, no
 file is written. Each row is a forecast: training's own code, traced on tensors that have shapes and no memory.
@@ -17,6 +18,7 @@ from pathlib import Path
 from rungwise.environment import describe
 from rungwise.errors import SettingsError
 from rungwise.forecast import NoForecast, forecast
+from rungwise.forecast.cuda import NOT_MEASURED
 from rungwise.model.model import empty_model
 from rungwise.report.sections import source, write_section
 from rungwise.run.configure import check
@@ -32,9 +34,9 @@ CONFIG = "accelerate_configs/fsdp2.yaml"
 OWN = ("data", "evaluation", "output")
 NAMING = ("--model_name_or_path", "--config_name", "--model_type")
 OWNERS = ("parameters", "gradients", "optimizer_state", "activations")
-HEAD = (
-    "| model | billions | ranks | parameters | gradients | optimizer state | activations | peak of a step | building |"
-)
+COLUMNS = ("model", "billions", "ranks", "parameters", "gradients", "optimizer state", "activations", "peak of a step")
+# Where ranks have GPUs, a model is built on the host.
+ON_CPU = (*COLUMNS, "building")
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--micro_batch_size", type=int, default=1, metavar="N", help=words)
     words = "micro-batches of an optimizer step [%(default)s]"
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1, metavar="N", help=words)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what ranks run on [%(default)s]")
     return parser.parse_known_args(argv)
 
 
@@ -139,10 +142,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    lines = [terms(asked[0][1]), "", HEAD, f"| --- | ---: | ---: |{' ---: |' * (len(OWNERS) + 2)}"]
+    columns = ON_CPU if options.device == "cpu" else COLUMNS
+    lines = [terms(asked[0][1], options.device), "", f"| {' | '.join(columns)} |"]
+    lines.append(f"| --- |{' ---: |' * (len(columns) - 1)}")
     print("\n".join(lines), flush=True)
     for one in asked:
-        lines.append(row(*one))
+        lines.append(row(*one, options.device))
         print(lines[-1], flush=True)
     where = source("python recipes/fsdp_memory.py", describe(torch.device("cpu")), time.monotonic() - started)
     print(f"\n{where}")
@@ -167,28 +172,28 @@ def inputs(options: argparse.Namespace, flags: list[str], processes: int) -> tup
     return settings, opened.config
 
 
-def terms(settings: Settings) -> str:
+def terms(settings: Settings, device: str) -> str:
     """What all rows have in common."""
     blocks = "each block checkpointed" if settings.gradient_checkpointing else "no block checkpointed"
     precision = {"no": "fp32"}.get(settings.mixed_precision, settings.mixed_precision)
     rows, batches = settings.micro_batch_size, settings.gradient_accumulation_steps
+    what = "forecast, on a CPU, with gloo's copies" if device == "cpu" else NOT_MEASURED
     return (
         f"FSDP2, {precision}, {blocks}, `{settings.optim}` on {settings.dtype} parameters; {batches} x {rows} x "
-        f"{settings.block_size:,} tokens a rank (micro-batches, rows, tokens). GiB of the first rank: forecast, on a "
-        "CPU, with gloo's copies; not measured on CUDA."
+        f"{settings.block_size:,} tokens a rank (micro-batches, rows, tokens). GiB of the first rank: {what}."
     )
 
 
-def row(model: Model, settings: Settings, config: PreTrainedConfig) -> str:
+def row(model: Model, settings: Settings, config: PreTrainedConfig, device: str) -> str:
     """One line of the table."""
     count = empty_model(settings, config).num_parameters() / 1e9
     head = f"| {model.name or config.model_type} | {count:.2f} | {settings.num_processes} "
     try:
-        found = forecast(settings, config)
+        found = forecast(settings, config, device)
     except NoForecast as error:
-        return f"{head}| not known: {error} |{' |' * (len(OWNERS) + 1)}"
+        return f"{head}| not known: {error} |"
     owners = {**found.owners, "activations": found.step_mib - sum(found.owners[name] for name in OWNERS[:-1])}
-    sizes = [*(owners[name] for name in OWNERS), found.step_mib, found.building_mib]
+    sizes = [*(owners[name] for name in OWNERS), found.step_mib, *([found.building_mib] * (device == "cpu"))]
     return f"{head}| {' | '.join(f'{size / 1024:,.2f}' for size in sizes)} |"
 
 

@@ -17,12 +17,13 @@ def rows_of(text):
 
 def test_a_model_of_your_own(capsys):
     before = fsdp_memory.README.read_text(encoding="utf-8")
-    assert fsdp_memory.main(["--num_processes", "2", "4", "--micro_batch_size", "16", *FLAGS]) == 0
+    asked = ["--device", "cpu", "--num_processes", "2", "4", "--micro_batch_size", "16"]
+    assert fsdp_memory.main([*asked, *FLAGS]) == 0
     text = capsys.readouterr().out
     assert (
         "FSDP2, bf16, no block checkpointed, `adamw_torch` on float32 parameters; 1 x 16 x 1,024 tokens a rank" in text
     )
-    assert "forecast, on a CPU, with gloo's copies; not measured on CUDA" in text
+    assert "GiB of the first rank: forecast, on a CPU, with gloo's copies.\n" in text
     two, four = rows_of(text)
     assert (two[:3], four[:3]) == (["llama", "0.00", "2"], ["llama", "0.00", "4"])
     for row in (two, four):
@@ -41,6 +42,7 @@ def test_the_table_that_is_shipped_is_of_these_models():
     """Shares of parameters that all divide: an exact count, and that of AdamW's two moments."""
     table = Path(fsdp_memory.README).read_text(encoding="utf-8").partition("<!-- fsdp memory -->")[2]
     rows = rows_of(table.partition("<!-- /fsdp memory -->")[0])
+    assert "GiB of the first rank: forecast, not measured on CUDA.\n" in table
     assert [(row[0], int(row[2])) for row in rows] == [(one.name, n) for one in MODELS for n in one.processes]
     for _, billions, ranks, parameters, gradients, state, *_ in rows:
         share = 4 * float(billions) * 1e9 / int(ranks) / 2**30

@@ -168,7 +168,7 @@ class Tracker(TorchDispatchMode):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size than before."""
         if storage._cdata in self._live:
-            self._resize(storage._cdata, storage.nbytes())
+            self._resize(storage._cdata, self._device.block(storage.nbytes()))
 
     def _resize(self, key: int, size: int) -> None:
         number, before, place, life = self._live[key]
