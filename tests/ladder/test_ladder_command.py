@@ -102,7 +102,7 @@ def test_killed_half_way_and_continued(home, start):
     again = start(text)
     output, errors = again.communicate(timeout=HANGS)
     assert again.returncode == 0, output + errors
-    # A report each of the two ladders that came to their ends; none of the one that was stopped, or of the one refused.
+    # A report each of the two ladders that came to their ends; none of those that were stopped or refused.
     assert len(list((home / "runs/some/wandb").glob("offline-run-*"))) == 2
     assert "fp32: finished before (ok)" in output and "accum: finished before (ok)" in output
     assert result_of(home, "fp32")["environment"]["date"] == first
