@@ -23,6 +23,7 @@ CHAPTERS = (
     ("forecast",),
     ("tracking",),
     ("run",),
+    ("trainer",),
     ("ladder",),
     ("fit",),
     ("families",),

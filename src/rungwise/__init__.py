@@ -35,6 +35,9 @@ _HOMES = {
     "Run": "run.run",
     "train": "loop",
     "evaluate": "loop",
+    "apply_before_trainer": "techniques",
+    "training_arguments": "trainer.rung",
+    "RungTrainer": "trainer.rung",
 }
 __all__ = sorted(_HOMES)
 

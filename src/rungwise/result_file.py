@@ -68,7 +68,7 @@ def write_result(folder: Path, content: dict[str, Any]) -> None:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Reads the result in a run's folder. None if there is none, or not a whole one.
 
-    Results from before `precision` stood among the settings are given it here, and nowhere else.
+    Results from before `precision` and `engine` stood among the settings are given them here, and nowhere else.
     """
     try:
         result = redacted(json.loads((folder / NAME).read_text(encoding="utf-8")))
@@ -89,6 +89,8 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     if settings and "precision" not in settings:
         dtype = settings.get("dtype", "float32")
         settings["precision"] = compute_precision(settings["mixed_precision"], dtype)
+    if settings:
+        settings.setdefault("engine", "rungwise")
     return result
 
 

@@ -211,7 +211,7 @@ FORGOTTEN = {
     "clipping": (
         ("settings.max_grad_norm,", "0.0,"),
         {},
-        "max_grad_norm 1 was asked for, gradients were clipped at inf, which is not at all; give train()",
+        "max_grad_norm 1 was asked for, gradients were clipped at inf, which is not at all; tell the loop",
     ),
     "an evaluation": (
         (', "evaluation"]', "]"),

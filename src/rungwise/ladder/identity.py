@@ -30,7 +30,7 @@ def check_rungs(rungs: Sequence[Rung], opening: Opening) -> dict[str, Settings]:
     for rung in rungs:
         tracker = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
         environ = tracker | {"WORLD_SIZE": str(rung.processes)}
-        settings[rung.name], found, _ = check(rung.arguments, environ=environ, opening=opening)
+        settings[rung.name], found, _ = check(rung.arguments, environ=environ, opening=opening, engine=rung.engine)
         for problem in found or rung.launch_errors():
             errors.setdefault(problem, []).append(rung.name)
     if errors:

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from ..errors import SettingsError, is_blocked
 from ..report.report import Report
 from ..result_file import read_result, write_json
+from ..settings.choices import ENGINES
 from ..settings.cli import checked
 from ..signals import Signals, Terminated, exit_code
 from .ladder_file import Rung
@@ -120,7 +121,8 @@ class Ladder:
         with contextlib.suppress(psutil.Error, OSError):
             words = process.cmdline()
             ours = any(word.startswith(f"{self.folder}{os.sep}") for word in words)
-            return ours and any(word.endswith("ablate.py") for word in words) and process.cwd() == str(Path.cwd())
+            trains = any(word.endswith(tuple(ENGINES.values())) for word in words)
+            return ours and trains and process.cwd() == str(Path.cwd())
         return False
 
     def run(self, repeats: int) -> Iterator[tuple[Rung, dict[str, Any]]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import SettingsError, closest, closest_file
 from ..settings import accelerate_yaml as config_file
+from ..settings.choices import ENGINES
 from ..settings.cli import read_flags
 from ..settings.conflicts import idle, without_effect
 from ..settings.fields import FIELDS
@@ -22,19 +23,23 @@ _REMEDIES = (
 )
 # What the ladder itself decides for each rung.
 OWN_FLAGS = ("run_name", "group", "output_dir")
+# Beside a rung's flags: whose loop trains, which is another script.
+ENGINE = "engine"
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A name, and the arguments of `ablate.py` that make it, its folder aside.
+    """A name, the arguments of `ablate.py` that make it, its folder aside, and who starts and trains it.
 
     Attributes:
         launcher: what the launcher is told [what the rung's Accelerate file asks for].
+        engine: whose loop trains.
     """
 
     name: str
     arguments: tuple[str, ...]
     launcher: tuple[str, ...] = ()
+    engine: str = "rungwise"
 
     def command(self, folder: Path | None = None) -> list[str]:
         """What a person would type. Port 0 lets Accelerate find a free one, should it need one.
@@ -44,7 +49,7 @@ class Rung:
         place = ["--output_dir", str(folder)] if folder else []
         file = ONE_PROCESS if self._stated is None else self.config
         launcher = self.launcher or ("--main_process_port", "0", "--config_file", file)
-        return ["accelerate", "launch", *launcher, "recipes/ablate.py", *self.arguments, *place]
+        return ["accelerate", "launch", *launcher, ENGINES[self.engine], *self.arguments, *place]
 
     @property
     def config(self) -> str:
@@ -100,6 +105,8 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     """
     errors: list[str] = []
     shared, rungs = _load(path, errors)
+    engines = {rung: {**shared, **flags}.get(ENGINE, "rungwise") for rung, flags in rungs.items()}
+    shared, rungs = _without_engine(shared), {rung: _without_engine(flags) for rung, flags in rungs.items()}
     # What each rung sets by its flags or by its config, if these can be read.
     known = {} if errors else rungs
     given, _ = read_flags(extra, errors, None)
@@ -122,8 +129,8 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     made, dropped = [], []
     for rung, flags in rungs.items():
         named = {**common, **flags, "run_name": rung, "group": group}
-        acting, why = _acting(named, {*common, "group"} - {*flags})
-        made.append(Rung(rung, tuple(typed(acting))))
+        acting, why = _acting(named, {*common, "group"} - {*flags}, engines[rung])
+        made.append(Rung(rung, tuple(typed(acting)), engine=engines[rung]))
         dropped.append(why)
     nowhere = [name for name in common if all(name in why for why in dropped)]
     if nowhere:
@@ -131,12 +138,16 @@ def read_rungs(path: str, extra: Sequence[str], group: str | None) -> list[Rung]
     return made
 
 
-def _acting(flags: Mapping[str, Any], shared: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _without_engine(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if name != ENGINE}
+
+
+def _acting(flags: Mapping[str, Any], shared: Collection[str], engine: str) -> tuple[dict[str, Any], dict[str, str]]:
     """A rung's flags without those shared ones that would not act on it, and why each of these would not."""
     acting, dropped = dict(flags), {}
     environ = {"WORLD_SIZE": str(config_file.read(str(flags.get("config")))[0].get("num_processes", 1))}
     while True:
-        settings = parse(typed(acting), environ)[0]
+        settings = parse(typed(acting), environ, engine=engine)[0]
         found = {
             name: without_effect(name, need, settings, settings.origins)
             for name, need in idle(settings, settings.origins)
@@ -187,7 +198,9 @@ def _load(path: str, errors: list[str]) -> tuple[dict[str, Any], dict[str, dict[
             errors.append(f"--ladder {path}: {group}: must be `flag: value` lines, not {flags!r}")
             groups[group] = {}
             continue
-        for flag in flags:
+        if (engine := flags.get(ENGINE, "rungwise")) not in ENGINES:
+            errors.append(f"--ladder {path}: {group}: no engine {engine!r}; use {' or '.join(ENGINES)}")
+        for flag in flags.keys() - {ENGINE}:
             if flag not in FIELDS or FIELDS[flag].metadata["group"] is None or flag in OWN_FLAGS:
                 errors.append(f"--ladder {path}: {group}: no flag {flag!r}{closest(str(flag), FIELDS)}")
     return groups.pop("flags"), groups

@@ -15,6 +15,7 @@ import psutil
 from ..errors import REFUSAL
 from ..redact import redacted
 from ..result_file import failed_result, read_result, write_result
+from ..settings.choices import ENGINES
 from .ladder_file import ONE_PROCESS, Rung
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +36,7 @@ def run_rung(rung: Rung, folder: Path) -> dict[str, Any]:
     # The command that was printed, by this Python and from any folder. --quiet leaves out the launcher's own
     # traceback: the reason stands in the rung's result.
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-    shipped = ("recipes/ablate.py", ONE_PROCESS)
+    shipped = (*ENGINES.values(), ONE_PROCESS)
     command = [str(ROOT / part) if part in shipped else part for part in rung.command(folder)[2:]]
     log = folder / "log.txt"
     with log.open("wb") as file:

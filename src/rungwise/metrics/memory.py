@@ -59,13 +59,14 @@ class MemoryMeter:
 
     Attributes:
         held: the bytes that were held when that step began.
+        beside: bytes that were allocated before it, where building was not measured: neither model nor optimizer.
     """
 
     def __init__(self, device: torch.device, source: Source | None = None):
         """`source` tells of allocations; by default the device's own allocator does."""
         self.device = device
         self.done = False
-        self.held = 0
+        self.held = self.beside = 0
         self._allocations = source or allocations
         self.timeline: list[tuple[float, int]] = []
         self._peak = self._reserved = self._retries = 0
@@ -116,7 +117,6 @@ class MemoryMeter:
         # State is in place once the optimizer has stepped, be there none as in plain SGD. A run that goes on from a
         # checkpoint has it from the start; its first step compiles, and is left out.
         complete = self._has_stepped and self._windows > 0
-        self._windows += 1
         self._stepped = False
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
@@ -130,6 +130,7 @@ class MemoryMeter:
         else:
             yield
             changes = []
+        self._windows += 1
         if changes:
             times = [(when - changes[0][0]) / 1e6 for when, _ in changes]
             running = _running(changes, self.held)
@@ -146,7 +147,7 @@ class MemoryMeter:
     def _held_after_building(self) -> int:
         """What building left behind; at least the model, which Transformers may load in threads that tell nothing."""
         model = tensor_bytes(self._model.parameters()) + tensor_bytes(self._model.buffers())
-        return max(self._live_after_building, model)
+        return max(self._live_after_building, model + self.beside)
 
     def peak_bytes(self) -> int:
         """The allocator's peak over the phases that were measured, in bytes."""

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,26 +65,48 @@ class StepMeter:
         # How often the compiler has been at work: a step in which it was is not timed.
         self.compilations: Callable[[], int] = lambda: 0
         self.profile: Profile | None = None
+        # What is on in the step that is being taken.
+        self._step = ExitStack()
 
     @contextmanager
     def step(self) -> Iterator[StepTime]:
         """Around one whole optimizer step, the wait for its data included."""
+        with self._step:
+            yield self.begin()
+            self.end()
+
+    def begin(self) -> StepTime:
+        """Begins a step whose end is said by `end`; what is known of it then stands in what this returns."""
+        metered = not self.memory.done
+        timing = self._time = StepTime(timed=not metered and self.seen >= self.untimed_steps)
+        self._profiled = not metered and not timing.timed and self.profile is not None and self.profile.wanted
+        self._compilations = self.compilations()
+        if metered or self._profiled:
+            self._step.enter_context(self.memory.window() if metered else self.profile.window())
+        synchronize(self.device)
+        self._started = self.clock()
+        return timing
+
+    def end(self) -> None:
+        """Ends the step that was begun."""
+        synchronize(self.device)
+        self._time.seconds = self.clock() - self._started
+        self._step.close()
         self.seen += 1
-        metered, compilations = not self.memory.done, self.compilations()
-        timing = StepTime(timed=not metered and self.seen > self.untimed_steps)
-        profiled = not metered and not timing.timed and self.profile is not None and self.profile.wanted
-        with self.memory.window() if metered else self.profile.window() if profiled else nullcontext():
-            synchronize(self.device)
-            started = self.clock()
-            yield timing
-            synchronize(self.device)
-            timing.seconds = self.clock() - started
-        if self.compilations() != compilations:
-            timing.timed = False
-            if profiled:
+        if self.compilations() != self._compilations:
+            self._time.timed = False
+            if self._profiled:
                 self.profile.forget()
         if self.memory.done:
-            timing.peak_bytes = self.memory.peak_bytes()
+            self._time.peak_bytes = self.memory.peak_bytes()
+
+    def drop(self) -> None:
+        """Drops the step that was begun, if one was: something else came between. It counts for nothing."""
+        self._step.__exit__(_Dropped, _Dropped(), None)
+
+
+class _Dropped(Exception):
+    """Tells what watches a step that it was none."""
 
 
 def throughput(seconds: list[float], tokens: list[int]) -> dict[str, Any]:

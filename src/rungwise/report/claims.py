@@ -136,7 +136,12 @@ KEEPS = measures.smaller_state
 EIGHT_BIT, ADAFACTOR = becomes("adamw_torch", "adamw_torch_8bit"), becomes("adamw_torch", "adafactor")
 FUSED, CHUNKED = "fused_activation", "linear_cross_entropy"
 CKPT, ACCUMULATION, COMPILE = "gradient_checkpointing", "gradient_accumulation_steps", "torch_compile"
-BF16, FP16, ON = becomes("no", "bf16"), becomes("no", "fp16"), becomes(False, True)
+BF16, FP16, ON, TRAINER = (
+    becomes("no", "bf16"),
+    becomes("no", "fp16"),
+    becomes(False, True),
+    becomes("rungwise", "trainer"),
+)
 BITS, FACTORS = asks("optim", "adamw_torch_8bit"), asks("optim", "adafactor")
 BF16_NOT_ASKED = (another_model, few_activations, fewer_tokens, fused)
 
@@ -175,6 +180,7 @@ PAIR_CLAIMS = (
     # Of a matrix it keeps one number a row and a column, where AdamW keeps two an element.
     PairClaim("adafactor keeps little state", "optim", ADAFACTOR, KEEPS, 0.10, (another_model,), FACTORS),
     PairClaim("adafactor's state is what was forecast", "optim", ADAFACTOR, AS_FORECAST, STATE, (), FACTORS),
+    PairClaim("a Trainer trains the same", "engine", TRAINER, FOLLOWS, EQUALS, (dropout,), asks("engine", "trainer")),
     PairClaim("bf16 follows fp32", "mixed_precision", BF16, FOLLOWS, FOLLOWS_FP32),
     PairClaim("fp16 follows fp32", "mixed_precision", FP16, FOLLOWS, FOLLOWS_FP32),
 )

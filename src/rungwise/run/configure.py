@@ -24,6 +24,7 @@ def check(
     description: str | None = None,
     own: Collection[str] = (),
     opening: "Opening | None" = None,
+    engine: str = "rungwise",
 ) -> tuple[Settings, list[str], "Inputs"]:
     """The settings of a call, everything that is wrong with it, and what was opened to find that.
 
@@ -33,6 +34,7 @@ def check(
         description: the text above the flags in `--help`.
         own: groups of flags that the script decides itself: none of them would act, so they are refused.
         opening: what was opened before, for another call [opens anew].
+        engine: whose loop trains.
     """
     # PyTorch and Transformers, which take seconds to import.
     from .. import techniques, tracking
@@ -40,7 +42,7 @@ def check(
     from ..model import model as models
     from . import checkpoint, eager_run
 
-    settings, errors = _parse(argv, environ, description, own)
+    settings, errors = _parse(argv, environ, description, own, engine)
     opening, inputs = opening or Opening(), Inputs()
 
     def check_model(settings: Settings) -> list[str]:
@@ -65,7 +67,10 @@ def check(
 
 
 def configure(
-    argv: Sequence[str] | None = None, description: str | None = None, own: Collection[str] = ()
+    argv: Sequence[str] | None = None,
+    description: str | None = None,
+    own: Collection[str] = (),
+    engine: str = "rungwise",
 ) -> tuple[Settings, "Inputs"]:
     """The settings of this call, and the model's config, the tokenizer and the texts that they name, opened.
 
@@ -77,6 +82,7 @@ def configure(
         description: the text above the flags in `--help`.
         own: groups of flags, as `--help` names them, that the script decides itself; they are refused, and nothing of
             theirs is opened.
+        engine: whose loop trains.
     """
     print_anything()
     argv = sys.argv[1:] if argv is None else argv
@@ -84,8 +90,8 @@ def configure(
         unreadable: list[str] = []
         read_flags(argv, unreadable, description)
         if unreadable:
-            raise SettingsError(_parse(argv, None, description, own)[1], LATER)
-        settings, errors, inputs = check(argv, description=description, own=own)
+            raise SettingsError(_parse(argv, None, description, own, engine)[1], LATER)
+        settings, errors, inputs = check(argv, description=description, own=own, engine=engine)
         if errors:
             raise SettingsError(errors)
     return settings, inputs
@@ -100,10 +106,14 @@ def build_datasets(settings: Settings, inputs: "Inputs") -> tuple[Any, Any]:
 
 
 def _parse(
-    argv: Sequence[str], environ: Mapping[str, str] | None, description: str | None, own: Collection[str]
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None,
+    description: str | None,
+    own: Collection[str],
+    engine: str,
 ) -> tuple[Settings, list[str]]:
     """The settings, without those that the script decides itself, and what is wrong with the flags and the config."""
-    settings, errors = parse(argv, environ, description)
+    settings, errors = parse(argv, environ, description, engine)
     names = [name for name, field in FIELDS.items() if field.metadata["group"] in own]
     for name in (name for name in names if settings.origins[name] == "flag"):
         group = FIELDS[name].metadata["group"]

@@ -175,7 +175,9 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
             "fp16", f"loss scale {result['amp']['loss_scale']:,.0f}, {result['amp']['skipped_steps']} steps skipped"
         )
     if loss.get("first") is not None:
-        lines += _row("loss", f"{loss['first']:.4f} at step 1, {loss['last']:.4f} at step {len(loss['trajectory'])}")
+        first = loss.get("first_step", 1)
+        last = first + len(loss["trajectory"]) - 1
+        lines += _row("loss", f"{loss['first']:.4f} at step {first}, {loss['last']:.4f} at step {last}")
     if loss.get("empty_windows"):
         lines += _row("", f"{loss['empty_windows']} steps skipped: no token in their windows carries a loss")
     if loss.get("eval"):

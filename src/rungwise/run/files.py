@@ -19,18 +19,23 @@ class Files:
         self.folder = folder
         self.begun = False
 
-    def begin(self, record: Record, resumed: Path | None) -> None:
-        """Takes over the folder: an earlier run's checkpoints, but those it goes on from, are set aside, with a word.
+    def begin(self, record: Record, done: int = 0) -> None:
+        """Takes over the folder. Of the steps of an earlier run the first ones stay, if they are this run's, too.
 
         Args:
             record: of this run.
-            resumed: the checkpoint that it goes on from, loaded by now.
+            done: how many those are.
         """
         self.begun = True
+        metrics = self.folder / "metrics.jsonl"
+        rows = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if done and metrics.exists() else []
+        metrics.write_text("".join(row for row in rows if json.loads(row)["step"] <= done), encoding="utf-8")
+        record.write(self.folder)
+
+    def set_aside(self, resumed: Path | None) -> None:
+        """Sets an earlier run's checkpoints aside, but those that this run goes on from, and says so."""
         if words := saved.set_aside(self.folder, resumed):
             print(words, flush=True)
-        (self.folder / "metrics.jsonl").write_text("", encoding="utf-8")
-        record.write(self.folder)
 
     def add(self, step: int, row: dict[str, Any]) -> None:
         """Keeps the metrics of one step."""

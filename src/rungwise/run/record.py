@@ -116,6 +116,8 @@ class Record:
         known = [step.loss for step in self.steps if step.tokens] or [math.nan]
         found = {"first": known[0], "last": known[-1], "trajectory": losses, "updates": self._updates()}
         found |= {"empty_windows": self.empty_windows} if self.empty_windows else {}
+        # Of a run whose earlier steps another process took, and told nothing of.
+        found |= {"first_step": self.steps[0].number} if self.steps[0].number > 1 else {}
         return found | ({"eval": self.evaluations} if self.evaluations else {})
 
     def as_dict(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Reporter:
             self._folder.mkdir(parents=True, exist_ok=True)
             ranks.clear_rank_errors(self._folder)
             if resumed is None:
-                self._files.begin(record, None)
+                self._files.set_aside(None)
+                self._files.begin(record)
 
     def start(self, record: Record, resumed: Path | None, first_row: str | None) -> None:
         """Shows the settings and the data, and begins the tracker of a run that is not a resumed one."""
@@ -55,7 +56,8 @@ class Reporter:
     def resume(self, record: Record, resumed: Path, tracked: str | None, done: int) -> None:
         """Takes over the files and the tracked run of an earlier process, after so many steps."""
         if is_main():
-            self._files.begin(record, resumed)
+            self._files.set_aside(resumed)
+            self._files.begin(record)
             self.tracker = tracking.build_tracker(self._settings, record.config(), tracked)
             self.progress.resume(done)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -16,23 +17,17 @@ from transformers import PreTrainedModel
 
 from ..data.fingerprint import describe as describe_data
 from ..data.opened import OpenedData
-from ..environment import describe
 from ..loop import Step
-from ..metrics.activations import ActivationMeter
-from ..metrics.flops import matmul_flops_per_second
-from ..metrics.memory import MemoryMeter
-from ..metrics.step_profile import StepProfile
 from ..metrics.throughput import StepMeter
 from ..model.model import save_model
 from ..result_file import write_reason
 from ..settings.fields import Settings
 from ..signals import Signals, Terminated
-from ..techniques import lora, product_kernels, torch_compile
-from ..techniques.compile_record import CompileRecord
-from ..techniques.evidence import Evidence
-from ..techniques.gradient_checkpointing import checkpointed_blocks
+from ..techniques import lora
+from ..techniques.compile_notes import CompileNotes
 from . import checkpoint, eager_run
 from . import rank_errors as ranks
+from .measurement import Measurement
 from .record import Record
 from .refusal import is_main, speaker
 from .reporter import Reporter
@@ -53,9 +48,7 @@ class Run:
         self.folder = Path(settings.output_dir)
         self.exit_code = 0
         self.accelerator: Accelerator | None = None
-        self.compiled: CompileRecord | None = None
-        self.evidence: Evidence | None = None
-        self.activations: ActivationMeter | None = None
+        self.measurement: Measurement | None = None
         self.served = Served(settings)
         self.signals = Signals(self._terminated if settings.num_processes > 1 else None)
         self.reporter = Reporter(settings, self.folder)
@@ -73,20 +66,24 @@ class Run:
 
         From here to `prepare` the model and the optimizer are built: their memory counts.
         """
-        settings, device = self.settings, accelerator.device
-        self.memory = MemoryMeter(device)
-        self.meter = StepMeter(device, self.memory, settings.untimed_steps)
-        self.meter.profile = self.profile = StepProfile(device)
-        self.record.environment = describe(device) | product_kernels.describe(settings, device)
-        self.record.matmul_flops_per_second = matmul_flops_per_second(device, settings.precision)
         self.accelerator = accelerator
+        self.begin(accelerator.device)
+        return accelerator
+
+    def begin(self, device: torch.device) -> None:
+        """`start` for a loop that makes its accelerator later, and hands it to `watch`."""
+        self.measurement = Measurement(self.record, device)
         self.resumed = checkpoint.agree(self.resumed)
         if is_main():
-            self.record.data = describe_data(settings, self.data)
+            self.record.data = describe_data(self.settings, self.data)
         self.reporter.start(self.record, self.resumed, self.data.first_row if self.data else None)
-        set_seed(settings.seed)
-        self._building.enter_context(self.memory.building())
-        return accelerator
+        set_seed(self.settings.seed)
+        self._building.enter_context(self.measurement.memory.building())
+
+    @property
+    def meter(self) -> StepMeter:
+        """Times the steps of a run that has started."""
+        return self.measurement.meter
 
     def prepare(
         self,
@@ -94,7 +91,7 @@ class Run:
         optimizer: torch.optim.Optimizer,
         scheduler: LRScheduler,
         batches: DataLoader,
-        compiled: CompileRecord | None = None,
+        compiled: CompileNotes | None = None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
         """Has Accelerate prepare what is trained, and goes on from the checkpoint that was asked for, if any.
 
@@ -108,28 +105,32 @@ class Run:
             batches: of all steps.
             compiled: of a model that is compiled.
         """
-        self._watch(model, optimizer, compiled)
+        self.watch(model, optimizer, self.accelerator, compiled)
         model, optimizer, batches = self.accelerator.prepare(model, optimizer, batches)
-        self._building.close()
+        self.built()
         self.scheduler = scheduler
         done = self._resume() if self.resumed else 0
         self.first_step = done + 1
         batches = self.accelerator.skip_first_batches(batches, done * self.settings.gradient_accumulation_steps)
         return model, optimizer, batches
 
-    def _watch(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, compiled: CompileRecord | None) -> None:
-        accelerator, settings = self.accelerator, self.settings
+    def watch(
+        self,
+        model: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        accelerator: Accelerator,
+        compiled: CompileNotes | None,
+        begins: tuple[Any, str] | None = None,
+    ) -> None:
+        """Takes note of what is trained, as `Measurement.watch` does, and of its size."""
+        self.accelerator = accelerator
         self.reporter.watch(model.config)
-        self.memory.watch(model, optimizer)
-        self.record.row_flops = lora.flops_per_row(model, settings.block_size)
-        self.compiled = compiled
-        self.evidence = Evidence(model, optimizer, accelerator, settings, compiled)
-        why_not = torch_compile.why_not_profiled(settings, accelerator.device.type)
-        self.profile.watch(model, lambda: self.evidence.decided, compiled=compiled is not None, why_not=why_not)
-        self.activations = ActivationMeter(model, accelerator, checkpointed_blocks(model), compiled and compiled.kept)
-        if compiled:
-            compiled.leave_out(optimizer)
-            self.meter.compilations = lambda: compiled.compilations
+        self.record.row_flops = lora.flops_per_row(model, self.settings.block_size)
+        self.measurement.watch(model, optimizer, accelerator, compiled, begins)
+
+    def built(self) -> None:
+        """Says that model and optimizer are there, as they are to be trained."""
+        self._building.close()
 
     def log(self, step: Step) -> None:
         """Keeps one finished step, in every place or in none.
@@ -138,15 +139,11 @@ class Run:
             InactiveTechnique: a technique that was asked for did not act, or the script does not serve a flag.
         """
         self.served.check(self.record)
-        if self.compiled:
-            self.record.compile = self.compiled.result()
-        if self.activations:
-            self.record.activations = self.activations.result
+        self.measurement.update()
         with self.signals.deferred():
             self._keep(step, {})
             self.reporter.show(step)
-        if self.evidence:
-            self.record.evidence = self.evidence.verify(step)
+        self.measurement.verify(step)
 
     def _keep(self, step: Step, evaluation: Mapping[str, float]) -> None:
         self.reporter.add(step.number, self.record.add(step), evaluation)
@@ -164,14 +161,15 @@ class Run:
                 self.record.evaluations.append({"step": step, "loss": loss})
                 self.reporter.evaluated(step, loss)
 
-        with self.compiled.paused() if self.compiled else nullcontext():
+        compiled = self.measurement.compiled
+        with compiled.paused() if compiled else nullcontext():
             yield log
 
     def _resume(self) -> int:
         """Goes on from a checkpoint. Returns how many steps it has behind it."""
         steps, tracked = checkpoint.load_checkpoint(self.accelerator, self.scheduler, self.resumed, self.record)
         self.record.restored_steps = self.served.before = len(steps)
-        self.evidence.restart()
+        self.measurement.evidence.restart()
         with self.signals.deferred():
             self.reporter.resume(self.record, self.resumed, tracked, len(steps))
             evaluations = {found["step"]: {"eval/loss": found["loss"]} for found in self.record.evaluations}
@@ -195,26 +193,21 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        measured = self.measurement
         if error is None and self.accelerator:
-            error = self._gather_memory() or self.served.finish(self.record, self.evidence)
+            error = self._gather_memory() or self.served.finish(self.record, measured.evidence)
         self.signals.end()  # nothing interrupts what follows
         self._say_why(error)
         self._building.close()  # of a run that did not come to `prepare`
         record = self.record
-        if self.activations:
-            self.activations.close()
-            record.activations = self.activations.result
-        if self.compiled:
-            record.compile = self.compiled.result()
-            self.compiled.close()
-            if self.settings.eager_run and record.status == "ok":
-                record.compile["break_even"] = eager_run.compare(record.as_dict(), self.settings.eager_run)
+        if measured:
+            measured.close()
+        if self.settings.eager_run and record.compile and record.status == "ok":
+            record.compile["break_even"] = eager_run.compare(record.as_dict(), self.settings.eager_run)
         if self.accelerator:
-            record.memory = record.memory or self.memory.result()
-            record.profile = self.profile.result()
             atexit.register(ranks.leave_group, self.accelerator)
         if is_main():
-            self.reporter.end(record, error, self.exit_code, self.memory.timeline if self.accelerator else ())
+            self.reporter.end(record, error, self.exit_code, measured.memory.timeline if measured else ())
             self.reporter.forecast(record)
             if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
                 self.signals.interruptible()
@@ -226,8 +219,8 @@ class Run:
         """Status, reason and exit code, on the disk before all that takes time: a launcher may end this process."""
         record = self.record
         record.status, record.reason, self.exit_code = outcome(error, record.steps, self.settings.num_processes)
-        if self.compiled:
-            record.reason = self.compiled.why_given_up(error) or record.reason
+        if self.measurement and self.measurement.compiled:
+            record.reason = self.measurement.compiled.why_given_up(error) or record.reason
         if is_main() and (isinstance(error, Terminated) or lost_a_rank(error)):
             record.reason = ranks.read_rank_error(self.folder) or record.reason
         if self.exit_code and is_main():
@@ -243,7 +236,7 @@ class Run:
     def _gather_memory(self) -> BaseException | None:
         """Keeps the memory of all ranks. Returns why another rank could not be asked, if so."""
         try:
-            self.record.memory = ranks.combined(gather_object([self.memory.result()]))
+            self.record.memory = ranks.combined(gather_object([self.measurement.memory.result()]))
             self.signals.end()
         except (Exception, KeyboardInterrupt, Terminated) as error:
             return error

@@ -31,18 +31,27 @@ class Settings(TechniqueFields):
     seed: int = flag(0, "training", "of weights, row order and synthetic data", least=0, most=2**32 - 1)
 
     checkpointing_steps: int | None = flag(
-        None, "output", "save a checkpoint every so many steps [never]", least=1, needs=[needs.SAVED]
+        None, "output", "save a checkpoint every so many steps [never]", least=1, needs=[needs.SAVED, needs.OUR_LOOP]
     )
     save_total_limit: int | None = flag(
         None, "output", "checkpoints that are kept, the newest [all]", least=1, needs=[needs.CHECKPOINTS]
     )
     resume_from_checkpoint: str | None = flag(
-        None, "output", "go on from this checkpoint-N folder; latest: from the last one of <output_dir>, if any"
+        None,
+        "output",
+        "go on from this checkpoint-N folder; latest: from the last one of <output_dir>, if any",
+        needs=[needs.OUR_LOOP],
     )
     report_to: str = flag(
         "wandb", "output", "tracker", choices=("wandb", "trackio", "tensorboard", "none"), identity=False
     )
-    save_model: bool = flag(False, "output", "save a Transformers folder in <output_dir>/model", identity=False)
+    save_model: bool = flag(
+        False,
+        "output",
+        "save a Transformers folder in <output_dir>/model",
+        needs=[needs.OUR_LOOP],
+        identity=False,
+    )
     project: str = flag(
         "rungwise",
         "output",
@@ -62,6 +71,9 @@ class Settings(TechniqueFields):
     )
     output_dir: str | None = flag(None, "output", "folder of the run [runs/<run_name>]", identity=False)
 
+    engine: str = derived(
+        "rungwise", "whose loop trains: rungwise's or a Trainer's", label=naming.unless("engine", "rungwise")
+    )
     mixed_precision: str = derived("no", "no, bf16 or fp16; the config decides", choices=tuple(COMPUTE_DTYPES))
     use_cpu: bool = derived(False, "train on the CPU even where there is an accelerator; the config decides")
     num_processes: int = derived(1, "processes, as launched", label=naming.processes)

@@ -69,7 +69,11 @@ class InputFields:
     )
 
     eval_steps: int | None = flag(
-        None, "evaluation", "optimizer steps from one evaluation to the next [none]", least=1, needs=[needs.EVALUATED]
+        None,
+        "evaluation",
+        "optimizer steps from one evaluation to the next [none]",
+        least=1,
+        needs=[needs.EVALUATED, needs.OUR_LOOP],
     )
     validation_file: str | None = flag(
         None, "evaluation", "a file to evaluate on, as --train_file", needs=[needs.EVALUATION]

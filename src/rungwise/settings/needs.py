@@ -52,6 +52,11 @@ def _has_columns(name: str | None) -> bool:
     return Path(name).suffix.lower() not in PLAIN_TEXT or not Path(name).is_file()
 
 
+# What a Trainer has a way of its own for, or none.
+OUR_LOOP = Need(
+    lambda s: s.engine == "rungwise",
+    "by transformers.Trainer, whose training alone is measured here; drop it, or use recipes/ablate.py",
+)
 COMPILE = with_flag("torch_compile", beside="torch_compile")
 FULL_PRECISION = Need(
     lambda s: s.precision == "no", "on products in {precision}; take accelerate_configs/fp32.yaml, or drop this"

@@ -17,7 +17,10 @@ from .needs import STDLIB
 
 
 def parse(
-    argv: Sequence[str], environ: Mapping[str, str] | None = None, description: str | None = None
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    description: str | None = None,
+    engine: str = "rungwise",
 ) -> tuple[Settings, list[str]]:
     """Merges flags, the Accelerate file, what the environment says and defaults.
 
@@ -25,6 +28,7 @@ def parse(
         argv: the arguments after the script's name.
         environ: the environment the launcher left [os.environ].
         description: the text above the flags in `--help`.
+        engine: whose loop trains.
 
     Returns:
         The settings, with the defaults where a value could not be used, and one message for each problem.
@@ -32,6 +36,7 @@ def parse(
     environ = os.environ if environ is None else environ
     errors: list[str] = []
     values, origins = read_flags(argv, errors, description)
+    values["engine"], origins["engine"] = engine, "default" if engine == FIELDS["engine"].default else "the script"
     if values.get("config"):
         _add_file(values, origins, environ, errors)
     elif "config" not in values:

@@ -78,13 +78,14 @@ class TechniqueFields(InputFields):
         "techniques",
         "the whole model, or its repeated block once",
         choices=("model", "regional"),
-        needs=[needs.COMPILE],
+        needs=[needs.COMPILE, needs.OUR_LOOP],
+        off="model",
     )
     torch_compile_cache_dir: str | None = flag(
         None,
         "techniques",
         "keep the compiler's cache here: a warm start the next time [a fresh cache each run]",
-        needs=[needs.COMPILE],
+        needs=[needs.COMPILE, needs.OUR_LOOP],
         identity=False,
     )
     activation_memory_budget: float = flag(
@@ -93,7 +94,7 @@ class TechniqueFields(InputFields):
         "activations that compiled code keeps: 1 as the compiler likes, 0 recomputes all",
         least=0,
         most=1,
-        needs=[needs.COMPILE],
+        needs=[needs.COMPILE, needs.OUR_LOOP],
         off=1.0,
         label=naming.budget,
     )
@@ -116,7 +117,7 @@ class TechniqueFields(InputFields):
         True,
         "techniques",
         "FSDP2: free gathered parameters after forward and gather again in backward [the config's]",
-        needs=[needs.in_config("fsdp", "FSDP", "accelerate_configs/fsdp2.yaml")],
+        needs=[needs.in_config("fsdp", "FSDP", "accelerate_configs/fsdp2.yaml"), needs.OUR_LOOP],
     )
     use_peft: bool = flag(
         False,

@@ -5,6 +5,7 @@ and `update_evidence` (what was seen of it in a step, and what is missing). No o
 """
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -31,6 +32,9 @@ from . import (
 from .compile_record import CompileRecord
 from .optimizer import build_optimizer, build_scheduler
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
 __all__ = ["apply_techniques", "build_accelerator", "build_optimizer", "build_scheduler", "validate"]
 
 VALIDATED = (mixed_precision, lora, liger_kernel, linear_cross_entropy, torch_compile, optimizer, fsdp)
@@ -50,6 +54,16 @@ EACH_STEP = (gradient_accumulation, optimizer)
 CHANGED_WEIGHTS = (fsdp, mixed_precision, lora)
 # Which multiply more than the model does.
 ADDING_FLOPS = (gradient_checkpointing, linear_cross_entropy)
+# What a Trainer does itself if its TrainingArguments say so. The others are done to the model that it is given.
+BY_TRAINER = (
+    mixed_precision,
+    gradient_accumulation,
+    gradient_checkpointing,
+    torch_compile,
+    optimizer,
+    liger_kernel,
+)
+BEFORE_TRAINER = (lora, fused_activation, linear_cross_entropy)
 
 
 def validate(settings: Settings) -> list[str]:
@@ -111,6 +125,35 @@ def apply_techniques(
     linear_cross_entropy.apply(model, settings)
     gradient_checkpointing.apply(model, settings, device)
     return model, torch_compile.apply(model, settings, device)
+
+
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """What a Trainer, its launcher, or the script by its own hand asks of the techniques, as settings.
+
+    Args:
+        trainer: about to train.
+        model: that it trains, not wrapped.
+    """
+    asked = {}
+    for technique in (*BY_TRAINER, *BEFORE_TRAINER, fsdp):
+        asked |= technique.asked_of(trainer, model)
+    return asked
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """The TrainingArguments that have a Trainer do what these settings ask for, `apply_before_trainer` aside."""
+    found = {}
+    for technique in BY_TRAINER:
+        found |= technique.arguments(settings)
+    return found
+
+
+def apply_before_trainer(model: PreTrainedModel, settings: Settings) -> nn.Module:
+    """`apply_techniques` without what a Trainer does itself."""
+    model = lora.apply(model, settings)
+    fused_activation.apply(model, settings)
+    linear_cross_entropy.apply(model, settings)
+    return model
 
 
 def _not_about_kernels(record: logging.LogRecord) -> bool:

@@ -1,87 +1,29 @@
-"""What torch.compile did in one run: graphs, graph breaks and recompiles with their reasons, and the time it took.
-
-PyTorch has no public way to ask for these. Taken are dynamo's own notes (`torch._dynamo.callback`,
-`graph_break_reasons`, `guard_failures`) and a backend around Inductor that sees each graph.
-"""
+"""torch.compile as this house asks for it: in place, with fixed shapes, and with a cache of the run's own."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..settings.fields import Settings
+from .compile_notes import CompileNotes
 from .compiler_cache import CompilerCache
-from .graph_notes import GraphNotes
 
 
-class CompileRecord:
-    """Compiles modules in place, so that parameters keep their names, and takes notes of it.
-
-    Attributes:
-        graphs: graphs that the compiler was given.
-        compilations: times that the compiler was at work.
-        seconds: wall time of all of them, forward and backward, by `clock`.
-        recomputed_blocks: checkpointed blocks inside the graphs.
-        dtypes: dtypes of the products with parameters that the graphs compute.
-        kept: what the graphs keep for backward.
-    """
+class CompileRecord(CompileNotes):
+    """Compiles modules in place, so that parameters keep their names, and takes notes of it."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter):
         import torch._dynamo
 
         # Compiled code of an earlier model in this process would be looked through for every frame of this one.
         torch._dynamo.reset()
-        self.graphs = self.compilations = self.recompiles = self.recomputed_blocks = 0
-        self.seconds = 0.0
-        self.dtypes: set[torch.dtype] = set()
-        self._clock, self._started = clock, 0.0
-        self.kept = GraphNotes()
-        self.regional = settings.torch_compile_scope == "regional"
+        super().__init__(settings.torch_compile_scope == "regional", clock)
         self._mode, self._budget = settings.torch_compile_mode, settings.activation_memory_budget
-        self._modules: list[nn.Module] = []
-        # By identity; a note of each parameter that compiled code was called with, until the proof has asked.
-        self._compiled: dict[int, int] | None = {}
         self._cache = CompilerCache(settings.torch_compile_cache_dir)
-        self._listen()
-
-    def _listen(self) -> None:
-        from torch._dynamo import callback
-
-        callback.on_compile_start(self._start)
-        callback.on_compile_end(self._end)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leaves out what is compiled inside: it is not the training's."""
-        from torch._dynamo.utils import graph_break_reasons, guard_failures
-
-        counts = (self.graphs, self.compilations, self.recompiles, self.seconds)
-        breaks, failures = list(graph_break_reasons), {code: list(found) for code, found in guard_failures.items()}
-        yield
-        self.graphs, self.compilations, self.recompiles, self.seconds = counts
-        graph_break_reasons[:] = breaks
-        guard_failures.clear()
-        guard_failures.update(failures)
-
-    def leave_out(self, optimizer: torch.optim.Optimizer) -> None:
-        """Leaves out what an optimizer compiles of its own, as torchao's do: it is not the model."""
-        step = ExitStack()
-        optimizer.register_step_pre_hook(lambda *_: step.enter_context(self.paused()) and None)
-        optimizer.register_step_post_hook(lambda *_: step.close())
-
-    def _start(self, about: Any) -> None:
-        self._started = self._clock()
-
-    def _end(self, about: Any) -> None:
-        self.seconds += self._clock() - self._started
-        self.compilations += 1
-        # A frame's id is "<frame>/<compilation>": anything but the first compilation is one that guards asked for.
-        again = about.compile_id.split("_")[0].rpartition("/")[2] != "0"
-        self.recompiles += about.callback_trigger.name == "DYNAMO" and again
+        self._closing.callback(self._cache.close)
 
     def compile(self, modules: list[nn.Module]) -> None:
         """Has each of these modules compile itself when it is first called.
@@ -106,95 +48,14 @@ class CompileRecord:
         patches = list_mode_options(self._mode) if self._mode != "default" else None
 
         def compile_and_record(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            self._note(graph)
-            labels, inner = self.kept.reader(whole=not self.regional)
-            with functorch.patch(activation_memory_budget=self._budget):
-                compiled = compile_fx(graph, inputs, inner_compile=inner, config_patches=patches)
+            def compile_graph(inner: Callable[..., Any]) -> Callable[..., Any]:
+                with functorch.patch(activation_memory_budget=self._budget):
+                    return compile_fx(graph, inputs, inner_compile=inner, config_patches=patches)
 
-            def run(*arguments: Any) -> Any:
-                if self._compiled is not None:
-                    self._compiled |= {id(a): a.numel() for a in arguments if isinstance(a, nn.Parameter)}
-                outputs = compiled(*arguments)
-                self.kept.ran(labels, arguments, outputs)
-                return outputs
-
-            return run
+            return self.noted(graph, compile_graph)
 
         return compile_and_record
 
-    def _note(self, graph: torch.fx.GraphModule) -> None:
-        self.graphs += 1
-        for module in graph.modules():
-            for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-                self.recomputed_blocks += "activation_checkpoint" in str(node.target)
-                value = node.meta.get("example_value")
-                if node.op == "call_function" and isinstance(value, torch.Tensor) and _is_product(node.target):
-                    self.dtypes.add(value.dtype)
-
-    def compiled_share(self) -> float:
-        """The share of the modules' parameters that compiled code was called with. Call it once, after a step."""
-        if self._compiled is not None:
-            of_modules = {id(p): p.numel() for module in self._modules for p in module.parameters()}
-            self._share = sum(self._compiled.values()) / max(1, sum(of_modules.values()))
-            self._compiled = None
-        return self._share
-
     def result(self) -> dict[str, Any]:
         """What was found so far, as it stands in `result.json`."""
-        from torch._dynamo.utils import graph_break_reasons, guard_failures
-
-        breaks = [reason for reason in graph_break_reasons if reason.graph_break]
-        failures = [failure for code_failures in guard_failures.values() for failure in code_failures]
-        return {
-            "seconds": self.seconds,
-            "graphs": self.graphs,
-            "graph_breaks": len(breaks),
-            "graph_break_reasons": _distinct(_why_broken(reason) for reason in breaks),
-            "recompiles": self.recompiles,
-            "recompile_reasons": _distinct(_why_recompiled(failure) for failure in failures),
-            "cache": self._cache.label(),
-        }
-
-    def why_given_up(self, error: BaseException | None) -> str | None:
-        """In words, if `error` is dynamo's that a frame was compiled too often."""
-        if type(error).__name__ != "FailOnRecompileLimitHit":
-            return None
-        reasons = "; ".join(self.result()["recompile_reasons"]) or "no reason is known"
-        return (
-            f"the compiler gave up after {self.recompiles} recompiles ({reasons}); keep shapes and options of the "
-            "model fixed, try another --torch_compile_scope, or leave --torch_compile out"
-        )
-
-    def close(self) -> None:
-        """Stops taking notes and gives the cache back."""
-        from torch._dynamo.callback import callback_handler
-
-        for callbacks, own in (
-            (callback_handler.start_callbacks, self._start),
-            (callback_handler.end_callbacks, self._end),
-        ):
-            if own in callbacks:
-                callbacks.remove(own)
-        self._cache.close()
-
-
-def _is_product(target: Any) -> bool:
-    """Whether an operator of a graph is what linear layers, GPT-2's transposed ones, or experts call."""
-    name = getattr(target, "__name__", str(target))
-    return name in ("linear", "addmm") or "grouped_mm" in name
-
-
-def _why_broken(reason: Any) -> str:
-    """Dynamo's first words about a graph break, and the line of the model's code."""
-    frame = reason.user_stack[-1] if reason.user_stack else None
-    where = f" at {Path(frame.filename).name}:{frame.lineno} in {frame.name}" if frame else ""
-    return f"{reason.reason.strip().splitlines()[0]}{where}"
-
-
-def _why_recompiled(failure: str) -> str:
-    """Dynamo's first words about the guard that failed, without the compilation's number."""
-    return " ".join(failure.splitlines()[0].partition(": ")[2].split("  #")[0].split())
-
-
-def _distinct(texts: Any) -> list[str]:
-    return list(dict.fromkeys(texts))
+        return super().result() | {"cache": self._cache.label()}

@@ -38,13 +38,13 @@ class CompilerCache:
             # Triton's goes into the same folder.
             os.environ.pop(TRITON, None)
         clear_caches()
-        self._hits_before = _hits()
+        self._hits_before = hits()
 
     def label(self) -> str:
         """Fresh; or, of a named folder, whether compiled code was found there: warm or cold."""
         if self._fresh:
             return "fresh"
-        return f"{'warm' if _hits() > self._hits_before else 'cold'}: {self.folder}"
+        return f"{'warm' if hits() > self._hits_before else 'cold'}: {self.folder}"
 
     def close(self) -> None:
         """Removes a fresh folder and leaves the environment as it was."""
@@ -55,7 +55,7 @@ class CompilerCache:
         os.environ.update(self._before)
 
 
-def _hits() -> int:
+def hits() -> int:
     """Graphs that were found compiled, in the life of this process."""
     from torch._dynamo.utils import counters
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 
 from ..device import device_type
 from ..loop import Step
 from ..model.model import CausalLMLoss
 from ..model.probe import check_causal
-from ..settings.fields import Settings
+from ..settings.fields import OWN, Settings
 from . import CHANGED_WEIGHTS, EACH_STEP, FIRST_STEP, optimizer
-from .compile_record import CompileRecord
+from .compile_notes import CompileNotes
 from .observe import ForwardNotes
 from .seen import InactiveTechnique, Seen
 from .update_notes import UpdateNotes
@@ -30,6 +31,7 @@ class Evidence:
     Attributes:
         found: what was seen so far, as it stands in `result.json`.
         decided: whether everything has been compared.
+        causal: as `check_causal` has it.
     """
 
     def __init__(
@@ -38,14 +40,26 @@ class Evidence:
         optimizer: torch.optim.Optimizer,
         accelerator: Accelerator,
         settings: Settings,
-        compiled: CompileRecord | None,
+        compiled: CompileNotes | None,
+        begins: tuple[Any, str] | None = None,
     ):
+        """Begins to take notes.
+
+        Args:
+            model: not wrapped.
+            optimizer: not wrapped.
+            accelerator: that trains them.
+            settings: what was asked for.
+            compiled: of a model that is compiled.
+            begins: of another loop than ours, as in `ForwardNotes`. Its model is not asked whether it is causal.
+        """
         self.found: dict[str, Any] = {}
         self.decided = False
-        self._causal = check_causal(model, settings.block_size, device_type(settings) == "cpu")
+        on_cpu = device_type(settings) == "cpu"
+        self.causal = None if begins else check_causal(model, settings.block_size, on_cpu)
         self._loss = model.loss_function
         self._missing: list[str] = []
-        forward = ForwardNotes(model, accelerator, eager=compiled is None)
+        forward = ForwardNotes(model, accelerator, compiled is None, begins)
         updates = UpdateNotes(model, optimizer)
         self._seen = Seen(settings, accelerator, model, optimizer, compiled, forward, updates)
 
@@ -69,6 +83,7 @@ class Evidence:
             if not self.found:
                 self._first_step()
             self._update()
+            self._missing = self._of_all(self._missing)
             self.decided |= bool(self._missing)
             if self.decided:
                 seen.updates.close()
@@ -87,6 +102,12 @@ class Evidence:
             "raise --learning_rate or --max_steps, or lower --warmup_steps"
         ]
 
+    def _of_all(self, missing: list[str]) -> list[str]:
+        """What is missing in any process: all of them must go the same way, for they ask one another on it."""
+        if self._seen.accelerator.num_processes == 1:
+            return missing
+        return list(dict.fromkeys(line for lines in gather_object([missing]) for line in lines))
+
     def _add(self, judged: tuple[dict[str, Any], list[str]]) -> None:
         found, missing = judged
         self.found |= found
@@ -97,7 +118,7 @@ class Evidence:
         for technique in FIRST_STEP:
             self._add(technique.evidence(self._seen))
         self._add(_model_and_rows(self._seen))
-        self.found["causal"] = self._causal
+        self.found["causal"] = self.causal
         if mismatched := getattr(self._seen.model, "mismatched_weights", None):
             self.found["mismatched_weights"] = mismatched
         if isinstance(self._loss, CausalLMLoss) and not self._loss.divided:
@@ -109,7 +130,7 @@ class Evidence:
         """What the step did to the weights, if it changed one."""
         seen = self._seen
         self.found |= {"trained_parameters": seen.trained_share, "optimizer": optimizer.name_of(seen.optimizer)}
-        wrong = [error for technique in EACH_STEP for error in technique.step_evidence(seen)]
+        wrong = self._of_all([error for technique in EACH_STEP for error in technique.step_evidence(seen)])
         self._missing += wrong
         if wrong or seen.step.skipped:
             return
@@ -132,7 +153,9 @@ def _model_and_rows(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     if asked.attn_implementation not in (None, attention):
         missing.append(f"{asked.attn_implementation} attention was asked for, the model has {attention}")
     wanted = (asked.micro_batch_size, asked.block_size)
-    others = [tuple(shape) for shape, _ in rows if tuple(shape) != wanted]
+    # Rows that are a script's own may be of any length.
+    given = asked.origins.get("block_size") != OWN
+    others = [tuple(shape) for shape, _ in rows if given and tuple(shape) != wanted]
     if others:
         missing.append(
             f"micro-batches of {wanted[0]} rows of {wanted[1]} tokens were asked for, the model was given "

@@ -1,18 +1,23 @@
 """FSDP2 by Accelerate: what it is told, the CPU, where Accelerate does not offer it, and what keeps weights alike."""
 
+import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from ..settings.choices import COMPUTE_DTYPES
 from ..settings.fields import Settings
 from .seen import Seen
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 # How an accelerator is kept from a process.
 HIDDEN_BY = {
@@ -59,6 +64,11 @@ def validate(settings: Settings, device_type: str) -> list[str]:
     if not settings.fsdp:
         return []
     found = []
+    if settings.engine == "trainer" and device_type == "cpu":
+        found.append(
+            "FSDP by transformers.Trainer on a CPU: it trains whole replicas there, by DDP, without a word; use "
+            "accelerate_configs/ddp_cpu.yaml, or recipes/ablate.py"
+        )
     if settings.use_peft:
         found.append("--use_peft with FSDP has no recipe here; use DDP, as in accelerate_configs/ddp.yaml")
     if settings.torch_compile and settings.torch_compile_scope == "model":
@@ -91,6 +101,12 @@ def _precision(settings: Settings) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
 
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """What a Trainer and its launcher were asked for, as settings."""
+    launched = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return {"fsdp": bool(trainer.args.fsdp) or launched, "num_processes": int(os.environ.get("WORLD_SIZE", "1"))}
+
+
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     """Whether the processes that were asked for took part."""
     asked, processes = seen.settings.num_processes, seen.accelerator.num_processes
@@ -100,7 +116,8 @@ def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
 
 def update_evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     """What keeps the processes' weights alike after a step on rows of their own: FSDP2, DDP or none."""
-    wanted = "FSDP2" if seen.settings.fsdp else "DDP" if seen.accelerator.num_processes > 1 else "none"
+    version = getattr(getattr(seen.accelerator.state, "fsdp_plugin", None), "fsdp_version", 2)
+    wanted = f"FSDP{version}" if seen.settings.fsdp else "DDP" if seen.accelerator.num_processes > 1 else "none"
     engine = _engine(seen)
     missing = [f"{wanted} was asked for between processes, {engine} is there"] if engine != wanted else []
     return {"engine": engine}, missing

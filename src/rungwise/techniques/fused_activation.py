@@ -8,7 +8,7 @@ for one block at a time.
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from transformers import activations as chains
 
 from ..settings.fields import Settings
 from .seen import Seen, UnavailableTechnique
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 
 class FusedActivation(nn.Module):
@@ -78,6 +81,11 @@ def apply(model: nn.Module, settings: Settings) -> None:
     for name, kernel in found.items():
         replaced = type(model.get_submodule(name)).__name__
         model.set_submodule(name, FusedActivation(replaced, kernel))
+
+
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """Whether a Trainer was given a model with fused activations, as a setting."""
+    return {"fused_activation": any(isinstance(module, FusedActivation) for module in model.modules())}
 
 
 def kernel_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -1,11 +1,15 @@
 """Gradient accumulation: an optimizer step in several micro-batches, of which each holds its activations alone."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import GradientAccumulationPlugin
+from torch import nn
 
 from ..settings.fields import Settings
 from .seen import Seen
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 
 def plugin(settings: Settings) -> GradientAccumulationPlugin:
@@ -16,6 +20,24 @@ def plugin(settings: Settings) -> GradientAccumulationPlugin:
         sync_with_dataloader=False,
         sync_each_batch=settings.sync_each_batch,
     )
+
+
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """What a Trainer was asked for, as settings."""
+    own = trainer.accelerator.gradient_state.plugin_kwargs
+    return {
+        "gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
+        "sync_each_batch": bool(own.get("sync_each_batch")),
+    }
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """The same as TrainingArguments; every process reads a stream itself, as `build_accelerator` has it."""
+    own = {"gradient_accumulation_kwargs": {"sync_each_batch": True}} if settings.sync_each_batch else {}
+    return {
+        "gradient_accumulation_steps": settings.gradient_accumulation_steps,
+        "accelerator_config": {"dispatch_batches": False, **own},
+    }
 
 
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:

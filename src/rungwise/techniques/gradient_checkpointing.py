@@ -1,7 +1,8 @@
 """Gradient checkpointing: each block keeps its input alone and runs forward again in the backward pass."""
 
 import inspect
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from ..settings.fields import Settings
 from .observe import checkpointable_blocks
 from .seen import Seen, UnavailableTechnique
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
 
 def apply(model: PreTrainedModel, settings: Settings, device: torch.device) -> None:
     """Has each block keep its input alone and run forward again in the backward pass.
@@ -22,7 +26,7 @@ def apply(model: PreTrainedModel, settings: Settings, device: torch.device) -> N
     """
     if not settings.gradient_checkpointing:
         return
-    options = {"use_reentrant": False, **(settings.gradient_checkpointing_kwargs or {})}
+    options = _options(settings)
     # What is Transformers' own stands beside the keyword arguments of torch.utils.checkpoint, not among them.
     own = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
     # Transformers renamed the method; older 5.x releases only have the first name.
@@ -47,6 +51,34 @@ def apply(model: PreTrainedModel, settings: Settings, device: torch.device) -> N
         raise UnavailableTechnique(
             f"{type(model).__name__} has no block that Transformers can checkpoint; leave --gradient_checkpointing out"
         )
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return {"use_reentrant": False, **(settings.gradient_checkpointing_kwargs or {})}
+
+
+def _name_in(arguments: type) -> str:
+    """What Transformers calls it: from 5.24 on by another name, of which the first is an alias."""
+    new = "activation_checkpointing"
+    return new if any(field.name == new for field in fields(arguments)) else "gradient_checkpointing"
+
+
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """What a Trainer was asked for, or its model by the script's own hand, as settings."""
+    name = _name_in(type(trainer.args))
+    asked = bool(getattr(trainer.args, name)) or any(is_checkpointed(module) for module in model.modules())
+    options = getattr(trainer.args, f"{name}_kwargs") if asked else None
+    return {"gradient_checkpointing": asked, "gradient_checkpointing_kwargs": options}
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """The same as TrainingArguments."""
+    if not settings.gradient_checkpointing:
+        return {}
+    from transformers import TrainingArguments
+
+    name = _name_in(TrainingArguments)
+    return {name: True, f"{name}_kwargs": _options(settings)}
 
 
 def is_checkpointed(module: nn.Module) -> bool:

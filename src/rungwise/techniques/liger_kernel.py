@@ -6,12 +6,15 @@ fuses the same operators, and there are kernels for some families of models alon
 
 import importlib.util
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ..settings.fields import Settings
 from .seen import Seen, UnavailableTechnique
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 FLAG = "--use_liger_kernel"
 PACKAGE = "liger_kernel"
@@ -42,6 +45,18 @@ def apply(model: nn.Module, settings: Settings) -> None:
     apply_liger_kernel(model, WITHOUT_LOSS)
     if not _replaced(model):
         raise UnavailableTechnique(f"Liger has no kernels for {type(model).__name__}; leave {FLAG} out")
+
+
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """What a Trainer was asked for, or its model by the script's own hand, as a setting."""
+    return {"use_liger_kernel": bool(trainer.args.use_liger_kernel) or bool(_replaced(model))}
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """The same as TrainingArguments."""
+    if not settings.use_liger_kernel:
+        return {}
+    return {"use_liger_kernel": True, "liger_kernel_config": WITHOUT_LOSS}
 
 
 def _replaced(model: nn.Module) -> dict[str, int]:

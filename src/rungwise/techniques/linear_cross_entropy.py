@@ -7,7 +7,7 @@ than the model is wide and a micro-batch has many tokens; the compiler does not 
 
 import warnings
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from ..model.model import CausalLMLoss, empty_model
 from ..model.probe import base_model, evaluating, short_row
 from ..settings.fields import Settings
 from .seen import Seen, UnavailableTechnique, dtype_name
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 # What models do to their logits between head and loss, by the names of it in their configs.
 CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -189,6 +192,11 @@ class LinearCrossEntropy(CausalLMLoss):
             losses = call()
         self.whole_logits = _whole(changes, *hidden.shape, len(head.weight))
         return losses.float().sum()
+
+
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """Whether a Trainer was given a model with this loss, as a setting."""
+    return {"linear_cross_entropy": isinstance(base_model(model).loss_function, LinearCrossEntropy)}
 
 
 def _whole(changes: list[tuple[int, int]], tokens: int, width: int, vocabulary: int) -> bool | None:

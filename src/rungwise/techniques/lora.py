@@ -3,7 +3,7 @@
 import importlib.util
 import warnings
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from ..metrics.flops import model_flops_per_row
 from ..model.model import empty_model
 from ..settings.fields import OWN, Settings
 from .seen import Seen, UnavailableTechnique
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 FLAG = "--lora_target_modules"
 # peft's word for every linear layer but the head.
@@ -119,6 +122,12 @@ def _not_adaptable(model: PreTrainedModel, targets: list[str]) -> list[str]:
 def passes(settings: Settings) -> int:
     """A row's training in forward passes: the backward pass is as two, without gradients of weights as one."""
     return 2 if settings.use_peft else 3
+
+
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """Whether a Trainer was given a model of which LoRA adapters alone are trained, as a setting."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return {"use_peft": has_adapters(model) and all("lora_" in name for name in trained)}
 
 
 def has_adapters(model: nn.Module) -> bool:

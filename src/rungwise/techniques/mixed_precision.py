@@ -1,12 +1,12 @@
 """Mixed precision: products in bf16 or fp16 over fp32 master weights, by autocast; for fp16 with a gradient scaler."""
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from .. import float32
 from ..settings.choices import COMPUTE_DTYPES
@@ -14,12 +14,21 @@ from ..settings.fields import Settings
 from . import grouped_mm_autocast
 from .seen import TOLERANCE, Seen, dtype_name
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
 DTYPES = {precision: getattr(torch, name) for precision, name in COMPUTE_DTYPES.items()}
 
 
 def validate(settings: Settings, device_type: str) -> list[str]:
-    """Why fp32 would not be fp32 here."""
-    return float32.validate(settings, device_type)
+    """Why fp32 would not be fp32 here, or fp16 would be."""
+    found = float32.validate(settings, device_type)
+    if settings.engine == "trainer" and settings.mixed_precision == "fp16" and device_type == "cpu":
+        found.append(
+            "fp16 by transformers.Trainer on a CPU: it trains in fp32 there, without a word; use "
+            "accelerate_configs/bf16.yaml, or recipes/ablate.py"
+        )
+    return found
 
 
 def install(settings: Settings) -> None:
@@ -39,12 +48,28 @@ def scale_gradients(accelerator: Accelerator, settings: Settings) -> None:
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
 
 
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """What a Trainer was asked for, as settings. Its model is the script's, and so is TF32 that nobody asked for."""
+    args, device = trainer.args, trainer.args.device.type
+    return {
+        "mixed_precision": "fp16" if args.fp16 else "bf16" if args.bf16 else trainer.accelerator.mixed_precision,
+        "dtype": parameter_dtype(model),
+        "tf32": float32.products(device) == "tf32" if args.tf32 is None else args.tf32,
+    }
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """The same as TrainingArguments."""
+    asked = settings.mixed_precision
+    return {"bf16": asked == "bf16", "fp16": asked == "fp16", "tf32": settings.tf32 or None}
+
+
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     """The dtypes that products, parameters and residual stream had, and the scale that backward passes began with."""
     residual = seen.forward.residual_dtype
     found = {
         "compute_dtype": COMPUTE_DTYPES[seen.settings.precision],
-        "parameter_dtype": _parameter_dtype(seen.model),
+        "parameter_dtype": parameter_dtype(seen.model),
         # None where it was not seen: in compiled code, or in blocks that have no norm.
         "residual_dtype": dtype_name(residual) if residual else None,
         "gradient_scaler": _scaled(seen.accelerator),
@@ -72,7 +97,7 @@ def update_evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     ]
 
 
-def _parameter_dtype(model: PreTrainedModel) -> str:
+def parameter_dtype(model: nn.Module) -> str:
     """The dtype of most parameters: a model may keep a few in fp32."""
     counts: Counter[torch.dtype] = Counter()
     for parameter in model.parameters():
@@ -85,7 +110,7 @@ def _why_another_dtype(seen: Seen) -> list[str]:
     asked, products = seen.settings, seen.forward.dtypes
     wanted = DTYPES[asked.precision]
     computed = seen.compiled.dtypes if seen.compiled else set().union(*products.values())
-    parameters = _parameter_dtype(seen.model)
+    parameters = parameter_dtype(seen.model)
     found = []
     if computed != {wanted}:
         what = f"mixed_precision {asked.mixed_precision}" if asked.dtype == "float32" else f"dtype {asked.dtype}"
@@ -107,8 +132,8 @@ def _why_not_scaled(seen: Seen) -> list[str]:
     asked, scaled = seen.settings, _scaled(seen.accelerator)
     if scaled != (asked.mixed_precision == "fp16"):
         return ["fp16 was asked for without a gradient scaler" if not scaled else "a scaler without fp16"]
-    # A backward pass begins with the scaler's scale / the micro-batches of the window.
-    wanted = (seen.step.loss_scale or 1.0) / asked.gradient_accumulation_steps
+    # A backward pass begins with the scaler's scale / the micro-batches that the accelerator knows of.
+    wanted = (seen.step.loss_scale or 1.0) / seen.accelerator.gradient_accumulation_steps
     began = [float(gradient) for gradient in seen.forward.loss_gradients]
     others = [gradient for gradient in began if abs(gradient / wanted - 1) > TOLERANCE]
     if not others:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,15 @@ class ForwardNotes:
         rows: the shape of each micro-batch, and a fingerprint of it.
     """
 
-    def __init__(self, model: nn.Module, accelerator: Accelerator, eager: bool):
+    def __init__(self, model: nn.Module, accelerator: Accelerator, eager: bool, begins: tuple[Any, str] | None = None):
+        """Begins to take notes.
+
+        Args:
+            model: not wrapped.
+            accelerator: that trains it.
+            eager: whether no part of the model is compiled.
+            begins: an object and its method that is called as a micro-batch begins [the accelerator's accumulate].
+        """
         self.backward_passes = self.unsynchronised = 0
         self.loss_gradients: list[torch.Tensor] = []
         self.clipped_at: set[float] = set()
@@ -56,7 +65,7 @@ class ForwardNotes:
         self._state: Any = None
         self._in_forward = False
         self._undo: list[Callable[[], None]] = []
-        self._observe(accelerator, "accumulate", self._note_start)
+        self._observe(*(begins or (accelerator, "accumulate")), self._note_start)
         self._observe(accelerator, "backward", self._note_backward)
         self._observe(accelerator, "no_sync", self._note_no_sync)
         self._observe(accelerator, "clip_grad_norm_", self._note_clipping)
@@ -69,17 +78,14 @@ class ForwardNotes:
             undo()
         self._undo.clear()
 
-    def _observe(self, accelerator: Accelerator, name: str, note: Callable[..., None]) -> None:
-        """Has a method of the accelerator tell with what it is called."""
-        method = getattr(accelerator, name)
-        own = name in vars(accelerator)
+    def _observe(self, owner: Any, name: str, note: Callable[..., None]) -> None:
+        """Has a method tell with what it is called."""
 
-        def observed(*args: Any, **kwargs: Any) -> Any:
+        def observed(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             note(*args, **kwargs)
             return method(*args, **kwargs)
 
-        setattr(accelerator, name, observed)
-        self._undo.append(lambda: setattr(accelerator, name, method) if own else delattr(accelerator, name))
+        self._undo.append(stand_around(owner, name, observed))
 
     def _hook(self, handle: RemovableHandle) -> None:
         self._undo.append(handle.remove)
@@ -138,7 +144,7 @@ class ForwardNotes:
 
         return note
 
-    def _note_start(self, *_: Any) -> None:
+    def _note_start(self, *_: Any, **__: Any) -> None:
         self._state = _random_state(self._device)
 
     def _note_backward(self, loss: torch.Tensor, **_: Any) -> None:
@@ -147,11 +153,24 @@ class ForwardNotes:
         if loss.requires_grad:
             loss.register_hook(lambda gradient: self.loss_gradients.append(gradient.detach()))
 
-    def _note_no_sync(self, *_: Any) -> None:
+    def _note_no_sync(self, *_: Any, **__: Any) -> None:
         self.unsynchronised += 1
 
     def _note_clipping(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         self.clipped_at.add(float(max_norm))
+
+
+def stand_around(owner: Any, name: str, call: Callable[..., Any]) -> Callable[[], None]:
+    """Puts `call` in the place of a method of one object. Returns what puts the method back.
+
+    Args:
+        owner: the object.
+        name: of the method.
+        call: is given the method, and what it is called with.
+    """
+    method, own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, partial(call, method))
+    return lambda: setattr(owner, name, method) if own else delattr(owner, name)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

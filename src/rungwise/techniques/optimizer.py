@@ -4,7 +4,7 @@ import importlib.util
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,9 +12,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
-from ..settings.fields import Settings
+from ..settings.fields import OWN, Settings
 from .seen import Seen
 from .torch_compile import missing_tools
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 Groups = list[dict[str, Any]]
 # 8-bit state of torchao, an extra. Its name says how it keeps AdamW's moments; the update itself is in fp32.
@@ -65,6 +68,30 @@ def build_scheduler(optimizer: torch.optim.Optimizer, settings: Settings) -> LRS
     return get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, settings.max_steps)
 
 
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """What a Trainer was asked for, as settings."""
+    args = trainer.args
+    return {
+        "optim": str(getattr(args.optim, "value", args.optim)),
+        "learning_rate": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "max_grad_norm": args.max_grad_norm,
+        "lr_scheduler_type": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
+        "warmup_steps": args.get_warmup_steps(trainer.state.max_steps),
+    }
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """The same as TrainingArguments."""
+    names = ("optim", "learning_rate", "weight_decay", "max_grad_norm", "lr_scheduler_type", "warmup_steps")
+    return {name: getattr(settings, name) for name in names}
+
+
+def is_known(name: str) -> bool:
+    """Whether an optimizer can be told by this name."""
+    return name in OPTIMIZERS
+
+
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     """Whether gradients were clipped at the norm that was asked for."""
     asked, limits = seen.settings.max_grad_norm, seen.forward.clipped_at
@@ -73,7 +100,7 @@ def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     words = ", ".join("inf, which is not at all" if limit == float("inf") else f"{limit:g}" for limit in limits)
     return {}, [
         f"max_grad_norm {asked:g} was asked for, gradients were clipped at {words or 'no norm'}; "
-        "give train() max_grad_norm=settings.max_grad_norm"
+        "tell the loop max_grad_norm"
     ]
 
 
@@ -88,7 +115,7 @@ def step_evidence(seen: Seen) -> list[str]:
     return [
         f"{name} {getattr(asked, name)} was asked for, the optimizer has {value}"
         for name, value in found.items()
-        if asked.origins.get(name, "default") != "default" and _differs(getattr(asked, name), value)
+        if asked.origins.get(name, "default") not in ("default", OWN) and _differs(getattr(asked, name), value)
     ]
 
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ..loop import Step
 from ..settings.fields import Settings
-from .compile_record import CompileRecord
+from .compile_notes import CompileNotes
 from .observe import ForwardNotes
 from .update_notes import UpdateNotes
 
@@ -39,7 +39,7 @@ class Seen:
     accelerator: Accelerator
     model: PreTrainedModel
     optimizer: torch.optim.Optimizer
-    compiled: CompileRecord | None
+    compiled: CompileNotes | None
     forward: ForwardNotes
     updates: UpdateNotes
     step: Step | None = None

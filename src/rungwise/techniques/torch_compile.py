@@ -2,20 +2,25 @@
 
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from accelerate.utils.other import is_compiled_module
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..device import device_name, native_precision
 from ..errors import is_blocked
 from ..settings.fields import Settings
+from .compile_notes import CompileNotes, ObservedCompile
 from .compile_record import CompileRecord
 from .gradient_checkpointing import is_checkpointed
 from .observe import repeated_blocks
 from .seen import Seen, UnavailableTechnique
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 # With less of the compiled modules' parameters in compiled code, most of the model fell back to eager.
 LEAST_COMPILED = 0.5
@@ -104,6 +109,30 @@ def apply(model: PreTrainedModel, settings: Settings, device: torch.device) -> C
     record = CompileRecord(settings)
     record.compile(modules)
     return record
+
+
+def asked_of(trainer: "Trainer", model: nn.Module) -> dict[str, Any]:
+    """What a Trainer was asked for, or the script by its own hand, as settings."""
+    args, plugin = trainer.args, trainer.accelerator.state.dynamo_plugin
+    return {
+        "torch_compile": bool(args.torch_compile) or is_compiled_module(trainer.model_wrapped),
+        "torch_compile_mode": args.torch_compile_mode or "default",
+        "torch_compile_scope": "regional" if plugin.use_regional_compilation else "model",
+    }
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """The same as TrainingArguments."""
+    mode = settings.torch_compile_mode
+    return {"torch_compile": settings.torch_compile, "torch_compile_mode": None if mode == "default" else mode}
+
+
+def observe(model: nn.Module, settings: Settings) -> CompileNotes | None:
+    """Notes of what another loop has compiled of a model, if it was asked to."""
+    if not settings.torch_compile:
+        return None
+    regional = settings.torch_compile_scope == "regional"
+    return ObservedCompile(repeated_blocks(model) if regional else [model], regional)
 
 
 def _has_own_call(block: nn.Module) -> bool:
