@@ -1,7 +1,9 @@
 """Trainers small enough for a test, and what is left of their training."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from rungwise.trainer import MeasureCallback
 import torch
 from datasets import Dataset
 from harness import MODEL, ragged_rows
+from torch.profiler import ProfilerActivity, profile
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -90,6 +93,14 @@ def train(
         read(folder / "result.json") if measure else None,
         lines(folder / "metrics.jsonl") if measure else [],
     )
+
+
+def allocated_peak(train: Callable[[], Any]) -> int:
+    """The most bytes that the CPU allocator held in all of a training, by PyTorch's profiler."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        train()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
 def read(path: Path) -> dict[str, Any]:

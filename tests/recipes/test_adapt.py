@@ -55,7 +55,7 @@ TINY |= {"untimed_steps": 2, "report_to": "none"}
 @pytest.fixture
 def mine(program, tmp_path, monkeypatch):
     """Runs a version of the program in this process; returns its exit code, files and result."""
-    monkeypatch.setattr("rungwise.run.run.matmul_flops_per_second", lambda *_: 1e9)
+    monkeypatch.setattr("rungwise.run.measurement.matmul_flops_per_second", lambda *_: 1e9)
 
     def call(text=program, **flags):
         AcceleratorState._reset_state(reset_partial_state=True)

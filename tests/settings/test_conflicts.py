@@ -1,11 +1,12 @@
 """Flags that would not act in a call: every one of them is refused, unless there is no such call."""
 
 from rungwise.settings.fields import FIELDS
+from rungwise.settings.needs import OUR_LOOP
 from rungwise.settings.parse import parse
 
 import pytest
 
-FP32 = "accelerate_configs/fp32.yaml"
+FP32, FSDP2 = "accelerate_configs/fp32.yaml", "accelerate_configs/fsdp2.yaml"
 TWO = {"WORLD_SIZE": "2"}
 
 # For each flag that needs something: the flag as it is given, what makes it act, and calls in which it would not, each
@@ -57,6 +58,8 @@ NEEDY = {
     "warmup_steps": ("3", "--lr_scheduler_type linear", {"": "use --lr_scheduler_type constant_with_warmup"}),
     "checkpointing_steps": ("5", "", {"--max_steps 4": "beyond the run's --max_steps 4; lower it"}),
     "save_total_limit": ("5", "--checkpointing_steps 5", {"": "without --checkpointing_steps; add it"}),
+    "resume_from_checkpoint": ("x", "", {}),
+    "save_model": ("true", "", {}),
     "project": ("x", "", {NO_TRACKER: "with --report_to none", "--report_to tensorboard": "which has none"}),
     "group": ("x", "", {NO_TRACKER: "with --report_to none", "--report_to tensorboard": "which has none"}),
 }
@@ -87,9 +90,7 @@ ALWAYS = {
     "weight_decay": "0.5",
     "max_grad_norm": "0.5",
     "seed": "4",
-    "resume_from_checkpoint": "x",
     "report_to": "none",
-    "save_model": "true",
     "run_name": "x",
     "output_dir": "x",
 }
@@ -117,6 +118,14 @@ def test_a_flag_that_would_not_act_is_refused(name, call):
     _, errors = parse(["--config", FP32, f"--{name}", value, *call.split()], {})
     [problem] = [problem for problem in errors if f"--{name} has no effect " in problem]
     assert calls[call] in problem and "{" not in problem
+
+
+@pytest.mark.parametrize("name", [name for name, f in FIELDS.items() if OUR_LOOP in f.metadata["needs"]])
+def test_a_flag_that_no_trainer_serves_is_refused(name):
+    value, acting, _ = NEEDY[name]
+    line = f"--{name} {value} {acting or ''}".split()
+    _, errors = parse(["--config", FP32 if acting is not None else FSDP2, *line], TWO, engine="trainer")
+    assert any(f"--{name} has no effect by transformers.Trainer" in problem for problem in errors)
 
 
 # Given as it is anyway, or as what asks for nothing.

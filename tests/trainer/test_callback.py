@@ -1,6 +1,8 @@
 """A Trainer with our callback: the same training, the figures of our own loop, and what did not act."""
 
+import json
 import logging
+import subprocess
 import sys
 import time
 
@@ -9,9 +11,8 @@ from rungwise.trainer import MeasureCallback
 
 import pytest
 import torch
-from harness import ragged_rows
-from torch.profiler import ProfilerActivity, profile
-from trainers import BUSY, SIZES, lines, read, same, small_model, train
+from harness import ENVIRONMENT, HANGS, ragged_rows, wandb_records
+from trainers import BUSY, SIZES, allocated_peak, lines, read, same, small_model, train
 from transformers import TrainerCallback, default_data_collator
 
 ALL = {"bf16": True, "gradient_checkpointing": True, **BUSY}
@@ -113,14 +114,8 @@ def test_tokens_losses_and_phases(tmp_path):
 
 def test_memory_is_what_the_allocator_held(tmp_path):
     """Against PyTorch's profiler around all of a training, model and all."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        model = small_model()
-        train(tmp_path / "profiled", None, model=model, max_steps=3, bf16=True, **BUSY | {"eval_steps": 3})
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held, peak = 0, 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+    peak = allocated_peak(lambda: train(tmp_path / "profiled", None, max_steps=3, bf16=True, **BUSY))
+    model = small_model()
     memory = train(tmp_path / "measured", MeasureCallback(), bf16=True, **BUSY).result["memory"]
     parameters = 4 * sum(p.numel() for p in model.parameters())
     assert memory["parameters_mib"] * 2**20 == memory["gradients_mib"] * 2**20 == parameters
@@ -233,6 +228,28 @@ def test_the_trainers_own_tracker_has_our_figures(tmp_path, monkeypatch):
     for name in ("perf/step_ms", "perf/tokens_per_second", "memory/peak_allocated_mib"):
         assert scalars[name] == pytest.approx({step: row[name] for step, row in shown.items() if name in row})
     assert scalars["train/loss"].keys() == shown.keys() and "train/perf/step_ms" not in scalars
+
+
+def test_weights_and_biases_has_our_figures_and_the_runs_last(tmp_path):
+    """In a process of its own, as W&B keeps what it was told in an earlier test."""
+    arguments = f"pathlib.Path({str(tmp_path / 'run')!r}), MeasureCallback(), report_to='wandb', run_name='mine'"
+    script = f"import pathlib; from trainers import MeasureCallback, train; train({arguments})"
+    offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT | offline, check=True, timeout=HANGS)
+    shown, result = lines(tmp_path / "run" / "metrics.jsonl"), read(tmp_path / "run" / "result.json")
+    [folder] = (tmp_path / "wandb").glob("offline-run-*")
+    rows = [json.loads(line) for line in wandb_records(folder).splitlines()]
+    rows = [row["history"]["item"] for row in rows if "history" in row]
+    ours = {row["train/global_step"]: row for row in rows if "memory/peak_allocated_mib" in row}
+    assert {step: row.get("perf/step_ms") for step, row in ours.items()} == pytest.approx(
+        {row["step"]: row.get("perf/step_ms") for row in shown if "memory/peak_allocated_mib" in row}
+    )
+    assert len(ours) == sum("memory/peak_allocated_mib" in row for row in rows)
+    summary = json.loads(wandb_records(folder, "--summary"))["summary"]
+    for name in ("step_ms_median", "tokens_per_second"):
+        assert summary[f"perf/{name}"] == pytest.approx(result["throughput"][name])
+    assert summary["memory/peak_allocated_mib"] == pytest.approx(result["memory"]["peak_allocated_mib"])
+    assert summary["status"] == "ok"
 
 
 def test_compiled_by_a_trainer(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, Trainer, TrainerControl, TrainerState,
 from ..loop import Step
 from ..model.probe import base_model
 from ..run.console import summary_block
+from ..techniques.seen import InactiveTechnique
 from . import trackers
 from .asked import calling_trainer, has_own_optimizer, settings_of, trained_model
 from .steps import StepsCallback
@@ -64,7 +65,6 @@ class MeasureCallback(StepsCallback):
         settings = settings_of(trainer, folder, self.untimed_steps, self._own_optimizer)
         self._training = Training(trainer, settings, folder)
         self.steps = self._training.steps
-        trackers.begin(trainer)
 
     def finished(self, step: Step) -> None:
         """Keeps a step, and says what did not act.
@@ -75,7 +75,7 @@ class MeasureCallback(StepsCallback):
         error = self._training.keep(step)
         if error:
             logger.warning("rungwise: %s", error)
-            if self.strict:
+            if self.strict and isinstance(error, InactiveTechnique):
                 self._training.end(error)
                 self.steps = None
                 raise error
@@ -83,7 +83,7 @@ class MeasureCallback(StepsCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The Trainer logs: so do we, beside it."""
         if self._training and state.is_world_process_zero:
-            trackers.log(calling_trainer(), self._training.figures())
+            trackers.log(calling_trainer(), self._training.new_figures())
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

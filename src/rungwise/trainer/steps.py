@@ -33,6 +33,8 @@ class TrainerSteps:
         self.items_per_token: float | None = None
         self._trainer, self._accelerator, self._measurement = trainer, trainer.accelerator, measurement
         self._meter = measurement.meter
+        # Whether the items that a loss is divided by are those of all processes.
+        self._everyones = trainer.args.average_tokens_across_devices
         self._time: StepTime | None = None
         # What is between two steps.
         self._between = ExitStack()
@@ -70,10 +72,10 @@ class TrainerSteps:
         if self._measurement.compiled:
             # What is compiled from here to the next step is no part of training.
             self._between.enter_context(self._measurement.compiled.paused())
-        items, counted = self._items, self._accelerator.reduce(torch.stack([self._losses, self._tokens]), "sum")
-        losses, tokens = counted.tolist()
-        if items is not None and tokens:
-            self.items_per_token = float(items) / tokens
+        own = torch.stack([self._losses, self._tokens])
+        losses, tokens = self._accelerator.reduce(own, "sum").tolist()
+        if self._items is not None and tokens:
+            self.items_per_token = float(self._items) / (tokens if self._everyones else float(own[1]))
         scaler = self._accelerator.scaler
         fell = scaler is not None and scaler.get_scale() < self._loss_scale
         return Step(
@@ -118,8 +120,7 @@ class TrainerSteps:
         if num_items_in_batch is None:
             scale = tokens * self._trainer.current_gradient_accumulation_steps
         else:
-            everyones = self._trainer.args.average_tokens_across_devices
-            scale = num_items_in_batch / (self._accelerator.num_processes if everyones else 1)
+            scale = num_items_in_batch / (self._accelerator.num_processes if self._everyones else 1)
         self._items = num_items_in_batch
         self._losses = self._losses + share.detach().double() * scale
         self._tokens = self._tokens + tokens

@@ -5,19 +5,8 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK, TensorBoardCallback, TrackioCallback, WandbCallback
 
-from ..result_file import PREFIXES
-
 # The step as the Trainer's own figures have it in these trackers.
 STEP = "train/global_step"
-
-
-def begin(trainer: Trainer) -> None:
-    """Makes ready for figures. Call it once the trackers have begun."""
-    for tracker in _trackers(trainer):
-        if isinstance(tracker, WandbCallback) and tracker._wandb.run is not None:
-            # W&B would put the last row of a metric into its summary, in place of the run's figure.
-            for prefix in PREFIXES.values():
-                tracker._wandb.define_metric(f"{prefix}/*", step_metric=STEP, summary="none")
 
 
 def log(trainer: Trainer, figures: dict[str, Any]) -> None:

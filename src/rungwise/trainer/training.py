@@ -80,9 +80,10 @@ class Training:
         """Tokens of the longest row so far."""
         return max((shape[-1] for shape in self.steps.shapes if shape), default=0)
 
-    def figures(self) -> dict[str, Any]:
-        """Those of the last step, but what the Trainer logs itself."""
-        return {name: value for name, value in self._row.items() if not name.startswith("train/")}
+    def new_figures(self) -> dict[str, Any]:
+        """Those of the last step, once, but what the Trainer logs itself."""
+        row, self._row = self._row, {}
+        return {name: value for name, value in row.items() if not name.startswith("train/")}
 
     def end(self, error: Exception | None = None) -> None:
         """Writes all that is known. Call it in every process."""

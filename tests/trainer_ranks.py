@@ -1,0 +1,42 @@
+"""Started in two processes: a Trainer without our callback and with it, by DDP; saves what rank 0 found."""
+
+import os
+import sys
+from pathlib import Path
+
+from rungwise.trainer import MeasureCallback
+
+import torch
+from accelerate import PartialState
+from trainers import BUSY, allocated_peak, train
+from transformers import TrainerCallback
+
+folder = Path(sys.argv[2])
+saved = {}
+
+
+class OfOneRank(TrainerCallback):
+    """Steps the optimizer twice, in one process alone: what is missing there must not keep the other waiting."""
+
+    def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        if PartialState().process_index == 1 and state.global_step == 0:
+            optimizer.optimizer.step()
+
+
+def run(name, *callbacks, **arguments):
+    found = train(folder / name, *callbacks, save_strategy="no", **arguments)
+    saved[name] = {"losses": found.losses, "weights": found.weights, "result": found.result, "rows": found.rows}
+
+
+BUSY.pop("save_steps")
+saved["peak"] = allocated_peak(lambda: run("profiled", None, **{**BUSY, "max_steps": 3}))
+run("without", None, **BUSY)
+run("with", MeasureCallback(), **BUSY)
+run("one rank", MeasureCallback(), OfOneRank(), max_steps=5)
+os.environ["ACCELERATE_USE_FSDP"] = "true"
+run("fsdp", MeasureCallback(), max_steps=5)
+if PartialState().is_main_process:
+    torch.save(saved, sys.argv[1])
+sys.stdout.flush()
+# As in ranks.py.
+os._exit(0)
