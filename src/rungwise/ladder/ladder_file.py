@@ -198,9 +198,9 @@ def _load(path: str, errors: list[str]) -> tuple[dict[str, Any], dict[str, dict[
             errors.append(f"--ladder {path}: {group}: must be `flag: value` lines, not {flags!r}")
             groups[group] = {}
             continue
-        if (engine := flags.get(ENGINE, "rungwise")) not in ENGINES:
+        if (engine := flags.get(ENGINE, "rungwise")) not in tuple(ENGINES):
             errors.append(f"--ladder {path}: {group}: no engine {engine!r}; use {' or '.join(ENGINES)}")
-        for flag in flags.keys() - {ENGINE}:
+        for flag in _without_engine(flags):
             if flag not in FIELDS or FIELDS[flag].metadata["group"] is None or flag in OWN_FLAGS:
                 errors.append(f"--ladder {path}: {group}: no flag {flag!r}{closest(str(flag), FIELDS)}")
     return groups.pop("flags"), groups
