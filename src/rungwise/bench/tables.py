@@ -1,0 +1,121 @@
+"""A bench in words: `bench.md`, the section of the README, and what the terminal shows."""
+
+from collections.abc import Sequence
+
+from ..report.checks import Check
+from .checks import Bench, run_checks
+from .figures import ENGINES, Ratio, Rung
+
+HEADS = (
+    "rung",
+    "tokens/s",
+    "in times the bare loop's",
+    "in times Trainer's",
+    "peak MiB",
+    "of the bare loop",
+    "of Trainer",
+)
+
+NOTES = """\
+Tokens/s are those of `recipes/ablate.py`, all that it does beside training included, and in times those of the same
+training by a bare PyTorch loop (`src/rungwise/bench/bare.py`) and by `transformers.Trainer` with the same techniques.
+Each engine has a fresh process on each rung; they take turns of {steps} steps. A ratio is the median of {rounds}
+rounds, with their 10th and 90th percentile. Where it is disturbed, rounds were too unequal, and nothing is decided.
+The peak is the allocator's, over building the model and one whole step that is not among the timed ones."""
+
+
+def page(bench: Bench) -> str:
+    """`bench.md`: the table, what it means, losses, the checks, and the flags of each rung."""
+    lines = ["# Bench", "", *table(bench), "", defaults(bench), "", source(bench), ""]
+    lines += [NOTES.format(steps=bench.steps, rounds=bench.rounds), ""]
+    lines += [*losses(bench.rungs), "", "## Checks", ""]
+    lines += ["| check | rung | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
+    for check in run_checks(bench):
+        cells = (check.claim, *check.rungs, f"**{check.verdict}**", check.measured, check.bound)
+        lines.append(f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |")
+    flags = [f"- {rung.name}: `{rung.flags}`" for rung in (*bench.rungs, bench.least)]
+    return "\n".join([*lines, "", "## Rungs", "", *flags, ""])
+
+
+def section(bench: Bench) -> str:
+    """What the README shows: the table, its source, and how the checks came out."""
+    checks = run_checks(bench)
+    lines = [*table(bench), "", source(bench), "", f"{defaults(bench)} {tally(checks)}"]
+    return "\n".join([*lines, *(["", *(f"- {line}" for line in left)] if (left := not_passed(checks)) else [])])
+
+
+def table(bench: Bench) -> list[str]:
+    """In Markdown, a line a rung."""
+    lines = [f"| {' | '.join(HEADS)} |", "| --- " + "| ---: " * (len(HEADS) - 1) + "|"]
+    for rung in bench.rungs:
+        rate = rung.tokens_per_second("ours")
+        cells = [
+            rung.name,
+            "failed" if rate is None else f"{rate:,.0f}",
+            *(_times(rung.speed("ours", engine)) if engine in rung.laps else "" for engine in ("bare", "trainer")),
+            *(_figure(rung, engine, "peak_mib", 1) for engine in ("ours", "bare", "trainer")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def defaults(bench: Bench) -> str:
+    """The fastest rung and the one of the least memory beside a Trainer that was asked for nothing, in a sentence."""
+    fastest, least = bench.rungs[-1], bench.least.lap("ours")
+    times, trainer = fastest.speed("ours", "trainer_default"), fastest.lap("trainer_default")
+    if times is None or trainer is None or least is None:
+        return "There are no figures of what a Trainer does by its defaults, or of the least memory."
+    return (
+        f"{fastest.name} has {_times(times)} times the tokens/s of a Trainer that is asked for nothing, and "
+        f"{bench.least.name} {least.peak_mib:,.1f} MiB of its {trainer.peak_mib:,.1f}, "
+        f"{least.peak_mib / trainer.peak_mib:.1%}."
+    )
+
+
+def losses(rungs: Sequence[Rung]) -> list[str]:
+    """In Markdown, the loss of each engine's last weights on each rung."""
+    engines = ("ours", "bare", "trainer")
+    heads = " | ".join(ENGINES[engine] for engine in engines)
+    lines = [f"| loss after the last step | {heads} |", "| --- | ---: | ---: | ---: |"]
+    for rung in rungs:
+        cells = [_figure(rung, engine, "loss", 6) for engine in engines]
+        lines.append(f"| {rung.name} | {' | '.join(cells)} |")
+    return lines
+
+
+def source(bench: Bench) -> str:
+    """What the figures were measured by and on."""
+    about = bench.environment
+    packages = ", ".join(f"{name} {about[name]}" for name in ("torch", "transformers", "accelerate"))
+    took = f"{bench.seconds // 60:.0f} min {bench.seconds % 60:.0f} s"
+    where = f"{about['device_name']}, {about['threads']} threads"
+    return f"(`make bench` in {took} on {where}; {packages}; {about['date'][:10]})"
+
+
+def tally(checks: Sequence[Check]) -> str:
+    """How many checks came out how."""
+    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in ("PASS", "FAIL", "SKIP")}
+    return f"Checks: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
+
+
+def not_passed(checks: Sequence[Check]) -> list[str]:
+    """A line for each check that did not pass."""
+    return [line(check) for check in checks if check.verdict != "PASS"]
+
+
+def line(check: Check) -> str:
+    """A check with its figure and its bound."""
+    return f"{check.verdict} {', '.join(check.rungs)}: {check.claim}: {check.measured}; {check.bound}"
+
+
+def _times(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "failed"
+    return f"{ratio} disturbed" if ratio.disturbed else str(ratio)
+
+
+def _figure(rung: Rung, engine: str, name: str, digits: int) -> str:
+    """Of an engine that failed, that it did; of one that was not asked, nothing."""
+    if lap := rung.lap(engine):
+        return f"{getattr(lap, name):,.{digits}f}"
+    return "failed" if engine in rung.laps else ""
