@@ -1,10 +1,11 @@
 """Three engines, one training: the same losses, the same memory, and each technique in all of them."""
 
-from rungwise.bench import engines
+from rungwise.bench import bare, engines
 from rungwise.bench.checks import SAME_LOSS
 from rungwise.bench.engines import ENGINES
 from rungwise.bench.race import race
 from rungwise.bench.turns import READY, Turns
+from rungwise.result_file import read_result
 
 import pytest
 import torch
@@ -66,6 +67,22 @@ def test_the_same_weights_in_fp32(train):
     flags = flags_of("fp32_cpu", *TINY, *STEPS, *pairs(MOVED), "--gradient_accumulation_steps", "2")
     ours, *others = [train(engine, *flags)["loss"] for engine in THREE]
     assert others == pytest.approx([ours] * 2, rel=SAME_LOSS)
+
+
+def test_the_losses_of_the_bare_loop_are_ours(train, monkeypatch, tmp_path):
+    """AdamW and clipping take no notice of a loss that is a multiple of what it is to be."""
+    losses, plain = [], bare.train
+
+    def kept(*args):
+        for loss in plain(*args):
+            losses.append(float(loss))
+            yield loss
+
+    monkeypatch.setattr(bare, "train", kept)
+    flags = flags_of("fp32_cpu", *TINY, *STEPS, "--gradient_accumulation_steps", "4")
+    train("bare", *flags)
+    train("ours", *flags)
+    assert losses == pytest.approx(read_result(tmp_path / "ours")["loss"]["trajectory"], rel=SAME_LOSS)
 
 
 def test_what_an_engine_leaves_out_shows_in_the_loss(train):

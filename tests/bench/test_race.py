@@ -71,11 +71,13 @@ def test_the_first_one_is_ready_before_the_others_start_and_none_ends_before_the
 
 
 def test_they_share_what_is_compiled_and_leave_the_environment_as_it_was(played, monkeypatch):
-    monkeypatch.delenv(CACHE, raising=False)
-    race(dict.fromkeys("ab", ()), Path("x"), rounds=1, steps=1, start=played)
-    folders = {call[2] for call in played.calls if call[1] == "start"}
-    assert len(folders) == 1 and not Path(*folders).exists()
-    assert CACHE not in os.environ
+    for name in (None, "elsewhere"):
+        monkeypatch.setenv(CACHE, name) if name else monkeypatch.delenv(CACHE, raising=False)
+        race(dict.fromkeys("ab", ()), Path("x"), rounds=1, steps=1, start=played)
+        assert os.environ.get(CACHE) == name
+    one, same, other, again = (call[2] for call in played.calls if call[1] == "start")
+    assert one == same != other == again != "elsewhere"
+    assert not Path(one).exists() and not Path(other).exists()
 
 
 @pytest.mark.parametrize("where", ["ready", "turn", "release", "figures"])

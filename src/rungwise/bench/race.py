@@ -103,12 +103,13 @@ class _Playing:
 
 @contextmanager
 def _compiler_cache() -> Iterator[None]:
-    """Has the processes that start inside share what they compile: no time of a compiler is among the figures."""
-    before = os.environ.get(CACHE)
+    """Has the processes that start inside share what they compile, and no more: no time of a compiler is a figure."""
+    # Inductor writes its default into the environment, where this process has imported it.
+    before = {CACHE: os.environ[CACHE]} if CACHE in os.environ else {}
     with tempfile.TemporaryDirectory(prefix="rungwise-bench-", ignore_cleanup_errors=True) as folder:
-        os.environ[CACHE] = before or folder
+        os.environ[CACHE] = folder
         try:
             yield
         finally:
             os.environ.pop(CACHE)
-            os.environ.update({CACHE: before} if before else {})
+            os.environ.update(before)
