@@ -120,3 +120,19 @@ def test_a_model_may_not_ask_for_values():
     # But whether rows are whole, and the loop its own numbers.
     assert track(lambda: bool((torch.zeros(5) == 0).all()), inside=True)
     assert track(lambda: float(torch.zeros(5).sum()))
+
+
+@pytest.mark.parametrize("bound", [2.0, 0.1])
+def test_what_is_drawn_until_it_lies_within_bounds_is_drawn_once(bound):
+    """By rejection: of many numbers, and of few."""
+    found = track(lambda: torch.nn.init.trunc_normal_(torch.empty(1000), std=1.0, a=-bound, b=bound))
+    assert peak(found.changes) >= 4000
+
+
+def test_nothing_waits_without_end_for_a_value():
+    def waits():
+        while torch.zeros(1).sum().item():
+            pass
+
+    with pytest.raises(UnknownValue, match="without end"):
+        track(waits)

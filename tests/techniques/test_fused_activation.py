@@ -1,11 +1,12 @@
 """Each activation of Transformers beside the kernel in its place; training with one is training with the other."""
 
-from rungwise.techniques.fused_activation import KERNELS, NO_KERNEL, FusedActivation, kernel_of
+from rungwise.techniques.fused_activation import KERNELS, NO_KERNEL, FusedActivation, apply, kernel_of
 from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique
 
 import pytest
 import torch
 from harness import largest_difference, tiny_settings, train_tiny
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.activations import ACT2FN
 
 # Numbers as they occur, and a line through the range in which the functions bend.
@@ -70,6 +71,16 @@ def test_training_is_the_same(flags):
     assert largest_difference(plain.weights, fused.weights) < 1e-6
     assert fused.evidence["fused_activations"] == {"NewGELUActivation": 2}
     assert (plain.evidence["fused_activations"], plain.evidence["chained_activations"]) == ({}, ["NewGELUActivation"])
+
+
+def test_an_activation_that_layers_share_is_replaced_in_each():
+    """OpenAI GPT's are one object of its module; a block may be there twice as well."""
+    config = AutoConfig.for_model("openai-gpt", vocab_size=64, n_positions=16, n_embd=16, n_layer=3, n_head=2)
+    model = AutoModelForCausalLM.from_config(config)
+    model.again = model.transformer.h[0]
+    apply(model, tiny_settings("--fused_activation"))
+    fused = [block.mlp.act for block in [*model.transformer.h, model.again]]
+    assert {(type(act), act.replaced) for act in fused} == {(FusedActivation, "NewGELUActivation")}
 
 
 def test_a_model_whose_activations_are_kernels_already_is_refused_in_words():

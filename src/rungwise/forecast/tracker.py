@@ -20,6 +20,10 @@ from .devices import Device
 
 # Whether all rows are whole, all gradients finite, all tokens unmasked: what a model may ask, and is told yes.
 ALL = "aten::all"
+# Whether any number is out of bounds: what is drawn until none is, and is told no.
+ANY = "aten::any"
+# More values are asked for by nothing but a loop that waits for another one.
+MOST_ANSWERS = 10_000
 UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 SCALAR = "aten::_local_scalar_dense"
 GROUPED = "aten::_grouped_mm"
@@ -67,6 +71,7 @@ class Tracker(TorchDispatchMode):
         self._live: dict[int, tuple[int, int, str, Any]] = {}
         self._hosted: dict[int, Any] = {}
         self._answers: dict[int, float] = {}
+        self._asked = 0
         self._calls = {GROUPED: _grouped, **device.calls}
         self._count = self._oldest = 0
         # The autograd numbers from which operators are another place's.
@@ -131,8 +136,8 @@ class Tracker(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor, name in self._device.host)
-                if name == ALL:
-                    self._answers[tensor.untyped_storage()._cdata] = 1.0
+                if name == ALL or (name == ANY and not self.inside):
+                    self._answers[tensor.untyped_storage()._cdata] = float(name == ALL)
         if taken := self._device.temporaries(func, (args, kwargs), out):
             place = self.place()
             number = self._count = self._count + 1
@@ -143,6 +148,9 @@ class Tracker(TorchDispatchMode):
     def _answer(self, tensor: torch.Tensor) -> Any:
         """A tensor's value: the loop's numbers are one, and a model may ask whether all of something is so."""
         known = self._answers.get(tensor.untyped_storage()._cdata)
+        self._asked += 1
+        if self._asked > MOST_ANSWERS:
+            raise UnknownValue("something waits without end for the value of a tensor")
         if known is None and self.inside:
             raise UnknownValue(f"{self._places[-1] or 'the model'} asks for the value of a tensor")
         value = 1.0 if known is None else known

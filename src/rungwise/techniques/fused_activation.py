@@ -73,13 +73,14 @@ def apply(model: nn.Module, settings: Settings) -> None:
     """
     if not settings.fused_activation:
         return
-    found = {name: kernel for name, module in model.named_modules() if (kernel := kernel_of(module))}
+    # By each of its names: layers may share one activation.
+    named = model.named_modules(remove_duplicate=False)
+    found = {name: (_name(module), kernel) for name, module in named if (kernel := kernel_of(module))}
     if not found:
         left = ", ".join(_left(model)) or "its activations are one kernel each already"
         words = f"no activation of {type(model).__name__} is a chain of operators that one kernel computes"
         raise UnavailableTechnique(f"{words} ({left}); leave --fused_activation out")
-    for name, kernel in found.items():
-        replaced = type(model.get_submodule(name)).__name__
+    for name, (replaced, kernel) in found.items():
         model.set_submodule(name, FusedActivation(replaced, kernel))
 
 
