@@ -35,7 +35,8 @@ class Memory:
         # Gradients are there beside the second micro-batch's activations.
         early = 0.0 if candidate.accumulation == 1 else held["gradients"]
         activations = a_row * made.micro_batch_size + early
-        return Forecast("cpu", None, sum(held.values()) + activations, held | {"activations": activations}, (), 3)
+        peak = sum(held.values()) + activations
+        return Forecast("cpu", None, peak, 0.0, peak, held | {"activations": activations}, (), 3)
 
 
 levels_of = cache(Question.levels)
