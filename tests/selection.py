@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Workers of pytest-xdist are given this process's options.
+    # A worker of pytest-xdist takes the sample of the process that started it.
+    if hasattr(config, "workerinput"):
+        config.option.sample = config.workerinput["sample"]
     if config.option.sample is None:
         config.option.sample = random.SystemRandom().randrange(10**6)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["sample"] = node.config.option.sample
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

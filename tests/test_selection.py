@@ -50,6 +50,12 @@ def test_the_seed_of_a_sample_is_said(pytester, taken, capsys):
     assert taken("--sample", seed)[0] == names
 
 
+def test_workers_take_one_sample(pytester, taken):
+    taken("--sample", "7")
+    done = pytester.runpytest_inprocess("-p", "selection", "-p", "no:hypothesispytest", "--numprocesses", "2", "-q")
+    done.assert_outcomes(passed=6)
+
+
 def test_every_case_is_taken_with_all_and_where_one_is_named(taken):
     assert len(taken("--all")[0]) == 23
     assert taken("test_b.py::test_breadth[13]", "--sample", "1")[0] == ["test_b.py::test_breadth[13]"]
