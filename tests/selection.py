@@ -7,9 +7,65 @@ from typing import Any
 import pytest
 
 # Seconds that the longest files take. They come first, so that no worker is left with one at the end.
-SECONDS: dict[str, int] = {}
+SECONDS: dict[str, int] = {
+    "ladder/test_ladder_command.py": 130,
+    "techniques/test_distributed.py": 100,
+    "recipes/test_commands.py": 100,
+    "recipes/test_launch.py": 100,
+    "forecast/test_grid.py": 80,
+    "forecast/test_sharded.py": 80,
+    "trainer/test_callback.py": 60,
+    "techniques/test_torch_compile.py": 60,
+    "trainer/test_rung.py": 60,
+    "bench/test_engines.py": 60,
+    "techniques/test_linear_cross_entropy.py": 40,
+    "forecast/test_extension.py": 40,
+    "fit/test_fit.py": 40,
+}
 # `make quick` leaves out what starts processes, what compiles, and what trains for longest: a file, or tests of one.
-NOT_QUICK: tuple[str, ...] = ()
+NOT_QUICK: tuple[str, ...] = (
+    "bench/test_bench_command.py",
+    "bench/test_engines.py",
+    "data/test_evaluation.py",
+    "families/test_families.py",
+    "families/test_workers.py",
+    "fit/test_fit.py",
+    "forecast/test_cost.py",
+    "forecast/test_cuda.py",
+    "forecast/test_extension.py",
+    "forecast/test_grid.py",
+    "forecast/test_sharded.py",
+    "ladder/test_ladder_command.py",
+    "ladder/test_launcher.py",
+    "metrics/test_activations.py",
+    "metrics/test_memory.py",
+    "metrics/test_step_profile.py",
+    "recipes/test_adapt.py",
+    "recipes/test_commands.py",
+    "recipes/test_fsdp_memory.py",
+    "recipes/test_launch.py",
+    "recipes/test_malformed.py",
+    "run/test_checkpoint.py",
+    "run/test_ends.py",
+    "run/test_figures.py",
+    "run/test_forecast.py",
+    "run/test_resuming.py",
+    "settings/test_light.py",
+    "techniques/test_cpu_matmul.py",
+    "techniques/test_distributed.py",
+    "techniques/test_linear_cross_entropy.py",
+    "techniques/test_lora.py",
+    "techniques/test_optimizer.py",
+    "techniques/test_torch_compile.py",
+    "test_devices.py",
+    "test_secrets.py",
+    "test_threads.py",
+    "test_tracking.py",
+    "trainer/test_callback.py",
+    "trainer/test_ranks.py",
+    "trainer/test_rung.py",
+    "trainer/test_trl.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

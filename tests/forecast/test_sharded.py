@@ -113,6 +113,8 @@ def test_why_another_process_has_no_forecast():
     settings, config = inputs("FSDP2", 2)
     with pytest.raises(peak.NoForecast, match="FSDP2 shards over processes, and there is one"):
         forecast_apart(dataclasses.replace(settings, num_processes=1), config)
+    with pytest.raises(peak.NoForecast, match="shards of 8-bit state cannot be traced"):
+        forecast_apart(dataclasses.replace(settings, optim="adamw_torch_8bit"), config)
     config.code = lambda: None
     with pytest.raises(peak.NoForecast, match="llama cannot be handed to another process: "):
         forecast_apart(settings, config)

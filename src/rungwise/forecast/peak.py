@@ -12,6 +12,7 @@ from ..model.model import empty_model
 from ..settings.fields import Settings
 from ..techniques import lora
 from ..techniques.fsdp import plugin as sharding
+from ..techniques.optimizer import keeps_quantized
 from .depth import Pattern, find_pattern, kinds, shortened
 from .devices import CPU, Device, cuda_device
 from .extension import Extension
@@ -82,6 +83,9 @@ def forecast(
     target = cuda_device(capability) if (device or device_type(settings)) == "cuda" else CPU
     if settings.num_processes == 1 and sharding(settings) is not None:
         raise NoForecast("FSDP2 shards over processes, and there is one")
+    if sharding(settings) is not None and keeps_quantized(settings):
+        # Tried: shards of torchao's tensors do away with fake ones' memory, and the process breaks.
+        raise NoForecast("shards of 8-bit state cannot be traced; a run measures them")
     if settings.num_processes > 1 and torch.distributed.is_initialized():
         raise NoForecast("several ranks are traced in a process that is none of them")
     micro_batches = settings.gradient_accumulation_steps

@@ -92,6 +92,11 @@ def is_known(name: str) -> bool:
     return name in OPTIMIZERS
 
 
+def keeps_quantized(settings: Settings) -> bool:
+    """Whether state is kept in tensors that are made of several others."""
+    return settings.optim == EIGHT_BIT
+
+
 def evidence(seen: Seen) -> tuple[dict[str, Any], list[str]]:
     """Whether gradients were clipped at the norm that was asked for."""
     asked, limits = seen.settings.max_grad_norm, seen.forward.clipped_at
