@@ -25,8 +25,7 @@ LONGEST_NAME = 128
 NOT_IN_PROJECT = "/\\#?%:"
 NOT_IN_ID = ":;,#?/'"
 # How W&B is used, unless the person says otherwise in WANDB_SILENT and its like. What it collects by itself (the
-# command, its paths, the repository's address, what is printed) may tell secrets.
-# The config has the settings, redacted.
+# command, its paths, the repository's address, what is printed) may tell secrets; the config is redacted.
 DEFAULTS = {"silent": True, "init_timeout": 30, "disable_job_creation": True}
 DEFAULTS |= {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off"}
 DEFAULTS |= {"host": HIDDEN, "program": HIDDEN}
