@@ -62,9 +62,16 @@ def report_only(options: argparse.Namespace, extra: list[str]) -> int:
     if extra or options.fresh or options.output_dir:
         raise SettingsError(["--report_only runs nothing and takes no other flag"])
     folder = Path(options.report_only)
-    report = read_report(folder)
-    print(terminal_table(report), flush=True)
-    write_report(report, folder)
+    try:
+        report = read_report(folder)
+        print(terminal_table(report), flush=True)
+        write_report(report, folder)
+    except SettingsError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Results are files that anyone may have changed, in more ways than are looked for.
+        why = f"{type(error).__name__}: {error}"
+        raise SettingsError([f"{folder}: a result in it is damaged ({why}); run the ladder again"]) from error
     return int(report.failed)
 
 

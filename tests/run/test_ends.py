@@ -50,7 +50,7 @@ def at(monkeypatch, target, action):
 MAIN = [
     "rungwise.metrics.memory.MemoryMeter.result",
     "rungwise.run.console.Progress.close",
-    "traceback.print_exception",
+    "traceback.format_exception",
     "rungwise.tracking.Tracker.summary",
     "rungwise.tracking.Tracker.finish",
     "rungwise.run.console.summary_block",

@@ -252,8 +252,8 @@ def test_weights_and_biases_has_our_figures_and_the_runs_last(tmp_path):
     assert summary["status"] == "ok"
 
 
-def test_compiled_by_a_trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
+@torch._inductor.config.patch(force_disable_caches=True)
+def test_compiled_by_a_trainer(tmp_path):
     arguments = {"torch_compile": True, "gradient_accumulation_steps": 2, "max_steps": 5}
     dataset = ragged_rows().remove_columns("attention_mask")
     without, measured = (
