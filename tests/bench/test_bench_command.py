@@ -90,6 +90,7 @@ def test_the_bare_loop_is_asked_for_what_it_has_alone(flags, bare):
     [
         (["--rounds", "4"], "--rounds 4 --steps 2: give 2 rounds or more, and 10 steps or more in all of them"),
         (["--max_steps", "5"], "--max_steps: the rungs are compared by engines that do not all serve it"),
+        (["--packing", "false"], "--packing: the rungs are compared by engines that do not all serve it"),
         (["--use_peft"], "--use_peft: the rungs are compared by engines that do not all serve it"),
         (["--block_sise", "5"], "unknown argument --block_sise 5 (did you mean --block_size?)"),
         (["--block_size", "512"], "is longer than the model's 256 positions"),

@@ -14,9 +14,11 @@ DEFAULT = ("fp32", "bf16", "bf16-accum4", "bf16-accum4-ckpt", "bf16-accum4-ckpt-
 FASTEST = {True: "bf16-compile", False: "fp32-compile"}
 # Of every rung, whatever is asked for.
 UNTIMED = FIELDS["untimed_steps"].default
-# What may be asked for: the bare loop knows of no other flag. It builds its model from a config, and nothing else.
+# What may be asked for: the bare loop knows of no other flag. It builds its model from a config and nothing else, and
+# takes the mean of micro-batches of equally many tokens.
 SERVED_GROUPS = ("model", "data", "batch", "training")
 NOT_SERVED = ("model_name_or_path", "ignore_mismatched_weights", "attn_implementation", "dtype", "trust_remote_code")
+NOT_SERVED += ("packing", "streaming")
 # The techniques that it has.
 BARE = ("gradient_checkpointing", "torch_compile", "optim")
 BARE_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")

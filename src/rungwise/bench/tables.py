@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..report.checks import Check
+from ..report.sections import source
 from .checks import Bench, run_checks
 from .figures import ENGINES, Ratio, Rung
 
@@ -19,29 +20,33 @@ HEADS = (
 NOTES = """\
 Tokens/s are those of `recipes/ablate.py`, all that it does beside training included, and in times those of the same
 training by a bare PyTorch loop (`src/rungwise/bench/bare.py`) and by `transformers.Trainer` with the same techniques.
-Each engine has a fresh process on each rung; they take turns of {steps} steps. A ratio is the median of {rounds}
-rounds, with their 10th and 90th percentile. Where it is disturbed, rounds were too unequal, and nothing is decided.
-The peak is the allocator's, over building the model and one whole step that is not among the timed ones."""
+Each engine has a fresh process on each rung, with {threads} threads on the CPU; they take turns of {steps} steps. A
+ratio is the median of {rounds} rounds, with their 10th and 90th percentile. Where it is disturbed, rounds were too
+unequal, and nothing is decided. The peak is the allocator's, over building the model and one whole step that is not
+among the timed ones."""
 
 
 def page(bench: Bench) -> str:
     """`bench.md`: the table, what it means, losses, the checks, and the flags of each rung."""
-    lines = ["# Bench", "", *table(bench), "", defaults(bench), "", source(bench), ""]
-    lines += [NOTES.format(steps=bench.steps, rounds=bench.rounds), ""]
-    lines += [*losses(bench.rungs), "", "## Checks", ""]
+    notes = NOTES.format(steps=bench.steps, rounds=bench.rounds, threads=bench.environment["threads"])
+    lines = ["# Bench", "", *_head(bench), "", notes, "", *losses(bench.rungs), "", "## Checks", ""]
     lines += ["| check | rung | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
     for check in run_checks(bench):
         cells = (check.claim, *check.rungs, f"**{check.verdict}**", check.measured, check.bound)
         lines.append(f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |")
-    flags = [f"- {rung.name}: `{rung.flags}`" for rung in (*bench.rungs, bench.least)]
-    return "\n".join([*lines, "", "## Rungs", "", *flags, ""])
+    rungs = [_flags(rung) for rung in (*bench.rungs, bench.least)]
+    return "\n".join([*lines, "", "## Rungs", "", *rungs, ""])
 
 
 def section(bench: Bench) -> str:
     """What the README shows: the table, its source, and how the checks came out."""
     checks = run_checks(bench)
-    lines = [*table(bench), "", source(bench), "", f"{defaults(bench)} {tally(checks)}"]
-    return "\n".join([*lines, *(["", *(f"- {line}" for line in left)] if (left := not_passed(checks)) else [])])
+    left = [f"- {line}" for line in not_passed(checks)]
+    return "\n".join([*_head(bench), "", tally(checks), *([""] if left else []), *left])
+
+
+def _head(bench: Bench) -> list[str]:
+    return [*table(bench), "", source("make bench", bench.environment, bench.seconds), "", defaults(bench)]
 
 
 def table(bench: Bench) -> list[str]:
@@ -83,15 +88,6 @@ def losses(rungs: Sequence[Rung]) -> list[str]:
     return lines
 
 
-def source(bench: Bench) -> str:
-    """What the figures were measured by and on."""
-    about = bench.environment
-    packages = ", ".join(f"{name} {about[name]}" for name in ("torch", "transformers", "accelerate"))
-    took = f"{bench.seconds // 60:.0f} min {bench.seconds % 60:.0f} s"
-    where = f"{about['device_name']}, {about['threads']} threads"
-    return f"(`make bench` in {took} on {where}; {packages}; {about['date'][:10]})"
-
-
 def tally(checks: Sequence[Check]) -> str:
     """How many checks came out how."""
     counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in ("PASS", "FAIL", "SKIP")}
@@ -106,6 +102,14 @@ def not_passed(checks: Sequence[Check]) -> list[str]:
 def line(check: Check) -> str:
     """A check with its figure and its bound."""
     return f"{check.verdict} {', '.join(check.rungs)}: {check.claim}: {check.measured}; {check.bound}"
+
+
+def _flags(rung: Rung) -> str:
+    """A rung's flags, and whose kernels `ablate.py` had where they were not PyTorch's."""
+    lap = rung.lap("ours")
+    others = [name for name, kernels in lap.kernels.items() if kernels != "pytorch"] if lap else []
+    words = "".join(f"; {ENGINES['ours']} computed {name} products by kernels of its own" for name in others)
+    return f"- {rung.name}: `{rung.flags}`{words}"
 
 
 def _times(ratio: Ratio | None) -> str:
