@@ -16,7 +16,7 @@ from rungwise.errors import SettingsError
 from rungwise.ladder.console import Console
 from rungwise.ladder.ladder import Ladder, group_of
 from rungwise.ladder.ladder_file import read_rungs
-from rungwise.report.report import read_report, terminal_table, write_report
+from rungwise.report.report import markdown, read_report, terminal_table, write_report
 from rungwise.terminal import print_anything
 
 
@@ -64,6 +64,7 @@ def report_only(options: argparse.Namespace, extra: list[str]) -> int:
     folder = Path(options.report_only)
     try:
         report = read_report(folder)
+        markdown(report, folder.name)  # nothing is shown of what cannot be written
         print(terminal_table(report), flush=True)
         write_report(report, folder)
     except SettingsError:

@@ -7,6 +7,7 @@ from rungwise.forecast.depth import Pattern, find_pattern, kinds
 from rungwise.forecast.extension import Extension
 from rungwise.forecast.trace import eager, trace
 from rungwise.metrics.memory import MIB
+from rungwise.model.config import load_config
 
 import pytest
 import torch
@@ -158,3 +159,13 @@ def test_what_has_no_forecast_says_why():
     broken.hidden_act = "none of them"
     with pytest.raises(peak.NoForecast, match="llama cannot be traced: "):
         forecast(settings_of("fp32"), broken)
+
+
+def test_what_a_package_keeps_for_the_process_is_not_made_of_fake_tensors():
+    """torchao's table of the values of 8 bits: by another one a later training of the process learns nothing."""
+    subclass_8bit = pytest.importorskip("torchao.optim.subclass_8bit")
+    subclass_8bit.get_qmap_signed.cache_clear()
+    settings = tiny_settings("--optim", "adamw_torch_8bit")
+    forecast(settings, load_config(settings))
+    table = subclass_8bit.get_qmap_signed()
+    assert len(set(table)) == len(table) == 256 and min(table) < 0 < max(table)

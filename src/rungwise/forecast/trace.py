@@ -5,9 +5,11 @@ import gc
 import importlib.util
 import itertools
 import logging
+import pkgutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
@@ -34,6 +36,8 @@ STEPS = 2
 # What libraries hold.
 WORKSPACES = "workspaces"
 CHUNKED_LOSS = "torch.nn.modules.linear_cross_entropy"
+# Where torchao keeps tensors for all optimizers of a process: fake ones must not be among them.
+KEPT = {"torchao": [f"torchao.optim.subclass_8bit.get_qmap_{kind}" for kind in ("signed", "unsigned")]}
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,9 @@ def _fakes(settings: Settings, device: Device, tracker: Tracker) -> Iterator[Non
         # The loss in chunks goes through as many as the vocabulary is wider than the model, each like the others.
         if importlib.util.find_spec(CHUNKED_LOSS):
             stack.enter_context(mock.patch(f"{CHUNKED_LOSS}.range", _ends, create=True))
+        for name in (name for package, names in KEPT.items() if importlib.util.find_spec(package) for name in names):
+            made = pkgutil.resolve_name(name).__wrapped__
+            stack.enter_context(mock.patch(name, lru_cache(maxsize=1)(made)))
         # A checkpoint keeps the random numbers' state for each block: a real tensor, which nothing would see. It is on
         # the host, also where the model is not.
         size = 0 if device.knows_older else len(torch.get_rng_state())
