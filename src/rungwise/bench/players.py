@@ -9,6 +9,8 @@ from typing import Any
 
 # Seconds that a process has for what is not training once it was told that there are no turns left.
 ENDING = 300
+# And to leave, after that.
+LEAVING = 5
 
 
 class Failed(RuntimeError):
@@ -67,8 +69,9 @@ class Player:
         return self._receive(ENDING)
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
+        """Ends the process, whatever it does. One that waits for its turn, or is done, leaves by itself."""
         self._pipe.close()
+        self._process.join(LEAVING)
         self._process.kill()
         self._process.join()
 
