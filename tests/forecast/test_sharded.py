@@ -1,13 +1,14 @@
 """Forecasts of one of several ranks: against real ranks over gloo, and deeper models against traces of all layers."""
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-from rungwise.forecast import forecast, peak
-from rungwise.forecast.apart import forecast_apart
+from rungwise.forecast import apart, forecast, peak
 from rungwise.metrics.memory import MIB
 
 import pytest
@@ -21,15 +22,17 @@ from transformers import AutoConfig
 # Per cent.
 BOUND = 1
 MEASURED = [*((case, 2) for case in CASES), *((case, 4) for case in TWICE)]
-WINDOWS = (["sliding_attention"] * 2 + ["full_attention"]) * 6 + ["sliding_attention"]
-# Layers of two kinds, of which three repeat.
-GEMMA = {**sharded.LLAMA, "num_hidden_layers": len(WINDOWS), "sliding_window": 16, "layer_types": WINDOWS}
-MODELS = {**sharded.MODELS, "gemma3_text": GEMMA}
+# More layers than are traced at once. Gemma's are of two kinds, in turns.
+LAYERS, WINDOWS = 6, ["sliding_attention", "full_attention"] * 6
+DEEPER = {
+    "llama": {**sharded.LLAMA, "num_hidden_layers": LAYERS},
+    "gpt2": {**sharded.GPT2, "n_layer": LAYERS},
+    "gemma3_text": {**sharded.LLAMA, "num_hidden_layers": 12, "sliding_window": 16, "layer_types": WINDOWS},
+}
 DEEP = (
-    ("llama", "FSDP2, few tokens"),
+    ("llama", "FSDP2"),
     ("llama", "FSDP2, bf16, accumulation, checkpointing"),
     ("llama", "DDP, accumulation"),
-    ("gpt2", "FSDP2"),
     ("gpt2", "FSDP2, few tokens"),
     ("gemma3_text", "FSDP2, few tokens"),
 )
@@ -63,10 +66,11 @@ def test_the_forecast_of_a_rank_is_what_is_measured(measured, case, processes):
         assert found.owners[owner] == pytest.approx(figures[f"{owner}_mib"], rel=1e-12), owner
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("model, case", DEEP)
 def test_two_depths_give_the_whole_model(model, case, monkeypatch):
     settings = inputs(case, 3)[0]
-    config = AutoConfig.for_model(model, **MODELS[model], use_cache=False)
+    config = AutoConfig.for_model(model, **DEEPER[model], use_cache=False)
     extended = forecast(settings, config)
     monkeypatch.setattr(peak, "find_pattern", lambda _: None)
     whole = forecast(settings, config)
@@ -106,15 +110,30 @@ def test_a_rank_asks_another_process(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(peak.NoForecast, match="in a process that is none of them"):
         forecast(settings, config)
-    assert forecast_apart(settings, config) == expected
+    assert apart.forecast_apart(settings, config) == expected
 
 
-def test_why_another_process_has_no_forecast():
+def test_why_another_process_has_no_forecast(monkeypatch):
     settings, config = inputs("FSDP2", 2)
+    said = io.BytesIO()
+
+    def other(_, input, **__):
+        """The other process, in this one."""
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(input)))
+            patched.setattr(sys, "stdout", SimpleNamespace(buffer=said))
+            apart.main()
+        return SimpleNamespace(returncode=0, stdout=said.getvalue())
+
+    monkeypatch.setattr(subprocess, "run", other)
     with pytest.raises(peak.NoForecast, match="FSDP2 shards over processes, and there is one"):
-        forecast_apart(dataclasses.replace(settings, num_processes=1), config)
+        apart.forecast_apart(dataclasses.replace(settings, num_processes=1), config)
     with pytest.raises(peak.NoForecast, match="shards of 8-bit state cannot be traced"):
-        forecast_apart(dataclasses.replace(settings, optim="adamw_torch_8bit"), config)
+        forecast(dataclasses.replace(settings, optim="adamw_torch_8bit"), config)
+    ended = SimpleNamespace(returncode=1, stderr=b"why\nKilled")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(peak.NoForecast, match="the process that was to make it ended: Killed"):
+        apart.forecast_apart(settings, config)
     config.code = lambda: None
     with pytest.raises(peak.NoForecast, match="llama cannot be handed to another process: "):
-        forecast_apart(settings, config)
+        apart.forecast_apart(settings, config)

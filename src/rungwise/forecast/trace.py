@@ -238,6 +238,6 @@ def _own_state() -> Iterator[None]:
 
 
 def eager(settings: Settings, accumulation: int) -> Settings:
-    """The settings that are traced: one process on the CPU, eager, random weights, so many micro-batches a step."""
+    """The settings that are traced: on the CPU, eager, random weights, so many micro-batches a step."""
     changes: dict[str, Any] = {"use_cpu": True, "torch_compile": False, "model_name_or_path": None}
     return dataclasses.replace(settings, **changes, gradient_accumulation_steps=accumulation)
