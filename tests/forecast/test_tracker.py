@@ -4,7 +4,7 @@ import itertools
 
 from rungwise.forecast.devices import CPU
 from rungwise.forecast.tracker import Tracker, UnknownValue
-from rungwise.metrics.memory import allocations
+from rungwise.metrics.allocations import allocations
 
 import pytest
 import torch

@@ -76,6 +76,9 @@ BAD = {
     "[1]": "needs `rungs:`",
     "rungs: {}": "needs `rungs:`",
     "rungs: [fp32]": "needs `rungs:`",
+    "rungs: {a: {config: true}}": "a: names no config",
+    "rungs: {a: {config: [x]}}": "a: names no config",
+    "rungs: {a: {config: 2001-01-01}}": "which YAML reads as date; write it in quotes",
     "a: b: c": "not YAML near line 1",
     "rung: {a: {}}\nrungs: {a: {}}": "unknown key 'rung' (did you mean rungs?)",
     "rungs: {a/b: {}}": "name a folder",
@@ -378,3 +381,15 @@ def test_a_rung_without_a_config_is_refused_by_its_name(tmp_path):
     assert all("names no config; write config: accelerate_configs/fp32.yaml" in error for error in caught.value.errors)
     path.write_text("flags: {config: accelerate_configs/bf16.yaml}\nrungs: {a: {max_steps: 13}}\n", encoding="utf-8")
     assert [rung.config for rung in read_rungs(str(path), [], None)] == ["accelerate_configs/bf16.yaml"]
+
+
+def test_a_flag_beside_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "some.yaml").write_text("rungs: {a: {no_such_flag: 1}}", encoding="utf-8")
+    with pytest.raises(SettingsError, match="no flag 'no_such_flag'"):
+        read_rungs(str(tmp_path / "some.yaml"), ["--max_steps", "4"], None)
+
+
+@pytest.mark.parametrize("folder", ["README.md", "README.md/deeper", "a" * 256])
+def test_a_folder_that_cannot_be_is_refused_before_there_is_one(folder, tmp_path):
+    with pytest.raises(SettingsError, match="--output_dir"), Ladder("l", [], Path(folder), "g"):
+        pass

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 from rungwise.metrics.activation_rows import kind
 from rungwise.metrics.activations import ActivationMeter
-from rungwise.metrics.memory import MIB, _allocations
+from rungwise.metrics.allocations import _allocations
+from rungwise.metrics.memory import MIB
 from rungwise.metrics.saved_tensors import CAST, is_cast
 from rungwise.model.model import build_model
 from rungwise.techniques import apply_techniques, build_accelerator

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 
-from rungwise.metrics import memory, resident
+from rungwise.metrics import allocations, memory, resident
 from rungwise.metrics.memory import MIB, MemoryMeter, optimizer_state_bytes, tensor_bytes
 from rungwise.metrics.resident import peak_rss_bytes
 from rungwise.model.model import build_model, load_config
@@ -219,7 +219,7 @@ class FakeAllocator:
         }
         for name, function in replaced.items():
             patch.setattr(torch.accelerator, name, function)
-        patch.setattr(memory, "_cuda_allocations", lambda: nullcontext([(0, 10**12)]))
+        patch.setattr(allocations, "_cuda_allocations", lambda: nullcontext([(0, 10**12)]))
 
     def _reset(self):
         self.peak, self.peak_reserved = self.held, self.reserved

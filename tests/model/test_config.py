@@ -184,3 +184,18 @@ def test_the_default_model_is_what_there_is_where_no_flag_names_one(tmp_path):
         other = dataclasses.replace(plain, **changes)
         assert not is_default_model(other.as_dict(), other.origins)
         assert load_config(other).to_dict() != load_config(plain).to_dict()
+
+
+SIZES = {
+    "n_layer=0": "it has 0 layers",
+    "n_layer=-3": "it has -3 layers",
+    "n_layer=1000000": "it has 1000000 layers, which no model has; give one of 1 to 1000",
+    "vocab_size=0": "its vocab_size is 0, of which there is nothing to learn",
+    "vocab_size=1": "its vocab_size is 1",
+}
+
+
+@pytest.mark.parametrize("overrides", SIZES)
+def test_sizes_that_no_model_has(overrides):
+    [problem] = models.validate(tiny_settings(config_overrides=overrides))
+    assert problem.startswith(f"--config_overrides {overrides}: {SIZES[overrides]}")

@@ -268,3 +268,13 @@ def test_what_was_not_compared_stands_in_the_files(tmp_path):
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["nothing_compared"]
     assert found.startswith("Nothing was compared: a alone ran to its end, skipped: b; ")
     assert f"**{found}.**" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_figure_whose_meter_failed_is_said_to_be_lost():
+    lost = result()
+    lost["not_measured"] = {"memory_timeline": "its meter failed (AttributeError: it has moved)"}
+    rungs = [rung("a"), rung("b", lost)]
+    report = Report(rungs, table(rungs), [], [])
+    line = "b: memory timeline not measured: its meter failed (AttributeError: it has moved)"
+    assert f"\n{line}\n" in terminal_table(report) and f"\n- {line}\n" in markdown(report, "l")
+    assert "not measured" not in terminal_table(Report(rungs[:1], table(rungs[:1]), [], []))

@@ -99,3 +99,12 @@ def test_processes_are_those_that_were_launched(config):
     assert "num_processes: 2, but 1 started" in problem and "--nproc_per_node 2" in problem
     assert resolved(two, WORLD_SIZE="2").num_processes == 2
     assert resolved(ACCELERATE_USE_CPU="True").use_cpu
+
+
+@pytest.mark.parametrize("content", ["dynamo_config: [a]", "when: 2001-13-45", "[" * 20_000, "a: &a [*a]", "5"])
+def test_a_default_file_that_says_nothing_is_none(content, tmp_path):
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text(content, encoding="utf-8")
+    environ = {"HF_HOME": str(tmp_path), "ACCELERATE_DYNAMO_BACKEND": "inductor"}
+    [problem] = parse(["--config", "accelerate_configs/fp32.yaml"], environ)[1]
+    assert problem.startswith("the launcher was told to use dynamo")

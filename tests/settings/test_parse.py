@@ -110,6 +110,9 @@ BAD = {
     "--untimed_steps 1": "--untimed_steps: must be at least 2",
     "--dtype float16": "--dtype: 'float16' does not exist",
     "--run_name a/b": "it names a folder",
+    "--run_name ..": "it names a folder",
+    "--max_steps 3000000000": "--max_steps: must be at most 2147483647, not 3000000000",
+    "--global_batch_size 1000000000000000000000000000000": "must be at most 2147483647",
     "--output_dir README.md": "--output_dir README.md: a file stands in the way",
     "--output_dir README.md/deeper": "a file stands in the way",
 }
@@ -198,3 +201,31 @@ def test_settings_are_plain_values():
     # What reads results does not work the precision out again.
     assert set(values) == {f.name for f in dataclasses.fields(Settings)} - {"origins"} | {"precision"}
     assert values["precision"] == "no"
+
+
+NO_NAMES = {
+    "a name": (["--train_file", "a" * 256], "--train_file: its 256 bytes are too many"),
+    "a name in UTF-8": (["--train_file", "é" * 128], "--train_file: its 256 bytes are too many"),
+    "a folder": (["--output_dir", f"a/{'b' * 256}/c"], "--output_dir: its 260 bytes are too many"),
+    "a path": (["--output_dir", "a/" * 512], "--output_dir: its 1024 bytes are too many"),
+    "a run": (["--run_name", "a" * 256], "--run_name: its 256 bytes are too many"),
+    "a made name": (["--model_type", "a" * 255], "too long for the name of a folder; give a shorter one"),
+    "no text": (["--train_file", "\udcff.txt"], "--train_file: '\\udcff.txt' is not UTF-8; rename it"),
+    "a NUL": (["--group", "a\0b"], "--group: 'a\\x00b' has a NUL in it; drop that"),
+    "depth": (["--gradient_checkpointing", "--gradient_checkpointing_kwargs", "[" * 50_000], "must be a JSON object"),
+}
+
+
+@pytest.mark.parametrize("case", NO_NAMES)
+def test_what_can_name_nothing(case):
+    flags, words = NO_NAMES[case]
+    [problem] = errors(*flags)
+    assert words in problem
+    # A list of changes is no name.
+    assert errors("--config_overrides", ",".join(["n_layer=2"] * 200)) == []
+
+
+@pytest.mark.parametrize("size", ["x", "", "0", "-2", "1.5", " 2", "9999999"])
+def test_a_launcher_that_has_started_no_number_of_processes(size):
+    found = errors(environ={"WORLD_SIZE": size})
+    assert found[0] == f"WORLD_SIZE={size}: must be the number of processes that a launcher started; unset it"

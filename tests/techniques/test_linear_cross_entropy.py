@@ -3,7 +3,7 @@
 import json
 
 from rungwise.loop import evaluate
-from rungwise.metrics.memory import allocations
+from rungwise.metrics.allocations import allocations
 from rungwise.result_file import read_result
 from rungwise.techniques.linear_cross_entropy import LinearCrossEntropy
 from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique

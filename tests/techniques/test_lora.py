@@ -159,3 +159,7 @@ def test_problems(monkeypatch):
     assert lora.validate(tiny_settings("--use_peft"), "cpu") == [
         "--use_peft: not installed; pip install 'rungwise[peft]'"
     ]
+
+
+def test_a_rank_larger_than_the_memory_is_looked_at_without_taking_it():
+    assert lora.validate(tiny_settings("--use_peft", "--lora_r", str(2**31 - 1)), "cpu") == []

@@ -491,3 +491,11 @@ def test_modes_equal_eager_on_a_gpu(mode, accumulation, cache):
     compiled = train_tiny(tiny_settings(*flags, *compiling, use_cpu=False))
     compiled.proof.verify(compiled.steps[-1])
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("folder", ["README.md", "README.md/deeper"])
+def test_a_cache_whose_folder_cannot_be(folder):
+    settings = tiny_settings("--torch_compile", "--torch_compile_cache_dir", folder)
+    assert f"--torch_compile_cache_dir {folder}: a file stands in the way; name a folder" in torch_compile.validate(
+        settings, "cpu"
+    )

@@ -70,7 +70,7 @@ def run_bare(flags: Sequence[str], make_turns: MakeTurns) -> dict[str, Any]:
     turns.begin()
     for _ in bare.train(model, optimizer, scheduler, batches, asked):
         turns.step_done()
-    return _figures(getattr(model, "_orig_mod", model), meter.peak_bytes() / MIB, settings, inputs, rows)
+    return _figures(getattr(model, "_orig_mod", model), _peak_mib(meter), settings, inputs, rows)
 
 
 def run_trainer(flags: Sequence[str], make_turns: MakeTurns) -> dict[str, Any]:
@@ -175,7 +175,14 @@ def _trained_by_trainer(
             callbacks=[_InTurns(turns, meter, building)],
         )
         trainer.train()
-    return _figures(trainer.model, meter.peak_bytes() / MIB, settings, inputs, rows)
+    return _figures(trainer.model, _peak_mib(meter), settings, inputs, rows)
+
+
+def _peak_mib(meter: MemoryMeter) -> float:
+    peak = meter.peak_bytes()
+    if peak is None:
+        raise RuntimeError(meter.figure.lost)
+    return peak / MIB
 
 
 def _figures(model: nn.Module, peak_mib: float, settings: Settings, inputs: Inputs, rows: Any) -> dict[str, Any]:

@@ -121,6 +121,8 @@ def trace(settings: Settings, config: PreTrainedConfig, device: Device = CPU) ->
         )
         for _ in steps:
             pass
+        if meter.figure.lost:
+            raise RuntimeError(meter.figure.lost)
         owners = meter.result()
         building, step, beside = *logs, {}
         if device.knows_older:

@@ -42,7 +42,7 @@ class Log:
     """What was allocated and given back, in order.
 
     Attributes:
-        changes: (number, bytes taken, or given back as a negative), as `metrics.memory.allocations` has them.
+        changes: (number, bytes taken, or given back as a negative), as `metrics.allocations` has them.
         storages: the storage of each change, by a number of its own.
         places: the place of each change: the name of the module whose operator, forward or backward, took it.
         marks: where each stretch of the training begins: (index of its first change, its name).

@@ -4,8 +4,9 @@ Bytes of storages, each counted once, for the module and the operator that saved
 out: parameters (gathered ones, too), buffers and the batch. The labels that a loss shifts are a copy, and count.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -14,9 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 from ..model.probe import base_model
 from .activation_rows import LOSS, kind, table
+from .figure import Figure
 from .saved_tensors import (
     CAST,
     NOT_KNOWN,
+    CompiledCode,
     ModuleNotes,
     Saved,
     SavingNotes,
@@ -27,24 +30,6 @@ from .saved_tensors import (
     storage_of,
     storages,
 )
-
-
-class CompiledCode(Protocol):
-    """What is asked of compiled code."""
-
-    modules: list[nn.Module]
-
-    def kept(self, number: int) -> list[tuple[str, str]] | None:
-        """The module and the operator of each tensor that the node of this number keeps, if the node is a graph's.
-
-        A module is named as in the compiled one, which is '' itself. Empty where the graph was not seen.
-        """
-
-    def inputs(self) -> set[int]:
-        """The storages of integers that the graphs were given, as the batch is."""
-
-    def watch(self, on: bool) -> None:
-        """Begins to take notes of the graphs that run, or ends it and forgets them."""
 
 
 class ActivationMeter:
@@ -70,6 +55,7 @@ class ActivationMeter:
             compiled: the code of a compiled model.
         """
         self.result: dict[str, Any] = {}
+        self.figure = compiled.figure if compiled else Figure()
         self._model, self._compiled, self._checkpointed = model, compiled, bool(blocks)
         self._kinds = {module: kind(name, model) for name, module in model.named_modules()}
         self._batch: set[int] = set()
@@ -103,13 +89,9 @@ class ActivationMeter:
                 # Somebody who watches, too, has put it back.
                 method(loss, **kwargs)
                 return
-            self._read(loss)
+            self.figure.attempt(self._read, loss)
             method(loss, **kwargs)
-            # Only now is it known what a block kept as it ran again.
-            if self._recompute:
-                self.result["recompute"] = self._recompute
-            elif self._checkpointed:
-                self.result["unknown"].append("what a checkpointed block keeps as it runs again")
+            self.figure.attempt(self._end)
             self.close()
 
         def put_back() -> None:
@@ -119,13 +101,20 @@ class ActivationMeter:
         accelerator.backward = backward
         self._undo.append(put_back)
 
+    def _end(self) -> None:
+        # Only after backward is it known what a block kept as it ran again.
+        if self._recompute:
+            self.result["recompute"] = self._recompute
+        elif self._checkpointed:
+            self.result["unknown"].append("what a checkpointed block keeps as it runs again")
+
     def _watch_module(self, module: nn.Module) -> None:
         if module is self._model:
-            before = module.register_forward_pre_hook(self._begin, with_kwargs=True)
+            before = module.register_forward_pre_hook(self.figure.hook(self._begin), with_kwargs=True)
             after = module.register_forward_hook(self._end_saving, always_call=True)
         else:
-            before = module.register_forward_pre_hook(self._enter)
-            after = module.register_forward_hook(self._leave)
+            before = module.register_forward_pre_hook(self.figure.hook(self._enter))
+            after = module.register_forward_hook(self.figure.hook(self._leave))
         self._undo += [before.remove, after.remove]
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -134,7 +123,7 @@ class ActivationMeter:
         self._batch = storages(_tensors((args, kwargs)))
         self._notes = ModuleNotes(module)
         if not self._compiled:
-            self._saving = SavingNotes(self._notes)
+            self._saving = SavingNotes(self._notes, self.figure)
             self._saving.__enter__()
 
     def _end_saving(self, *_: Any) -> None:
@@ -217,7 +206,7 @@ class ActivationMeter:
 
         def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             def run(*inputs: Any) -> Any:
-                if self._recompute or not torch.is_grad_enabled():
+                if self._recompute or self.figure.lost or not torch.is_grad_enabled():
                     return function(*inputs)
                 return self._run_block(block, function, inputs)
 
@@ -227,17 +216,28 @@ class ActivationMeter:
         self._undo.append(lambda: setattr(block, "_gradient_checkpointing_func", own))
 
     def _run_block(self, block: nn.Module, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        around, self._notes = self._notes, ModuleNotes(block)
-        names_of, saving = self._notes.modules, SavingNotes(self._notes)
-        with saving:
+        around, self._notes = self._notes, None
+        with self.figure.around(lambda: self._saving_in(block)) as saving:
             outputs = function(*inputs)
         self._notes = around
-        # The keyword arguments, as masks and positions, were made before and live on.
-        live = storages(_tensors((inputs, getattr(function, "keywords", {})))) | self._batch
-        saved = saving.saved(_tensors(outputs))
-        names = [self._kinds[module] for module in names_of]
-        self._recompute = {"module": self._kinds[block], **self._table(saved, names, live)}
+        if saving:
+            # The keyword arguments are masks and positions.
+            given = (inputs, getattr(function, "keywords", {}))
+            self.figure.attempt(self._keep, block, given, outputs, saving)
         return outputs
+
+    @contextmanager
+    def _saving_in(self, block: nn.Module) -> Iterator[SavingNotes]:
+        self._notes = ModuleNotes(block)
+        with SavingNotes(self._notes, self.figure) as saving:
+            yield saving
+
+    def _keep(self, block: nn.Module, given: Any, outputs: Any, saving: SavingNotes) -> None:
+        """Keeps the table of what a block saved as it ran. What it was `given` was made before and lives on."""
+        live = storages(_tensors(given)) | self._batch
+        saved = saving.saved(_tensors(outputs))
+        names = [self._kinds[module] for module in saving.modules.modules]
+        self._recompute = {"module": self._kinds[block], **self._table(saved, names, live)}
 
     def _table(self, saved: Iterable[Saved], names: list[str], live: set[int]) -> dict[str, Any]:
         """The sum and the rows of what is saved beside the model itself. `live` are more storages to leave out."""

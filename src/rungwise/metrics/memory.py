@@ -8,16 +8,16 @@ or evaluates, saves and merges after it, has no part in it.
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .allocations import allocations
+from .figure import Figure
 from .resident import peak_rss_bytes
-from .settling import settled_exchanges
 
 MIB = 2**20
 TIMELINE_POINTS = 500
@@ -60,13 +60,15 @@ class MemoryMeter:
     Attributes:
         held: the bytes that were held when that step began.
         beside: bytes that were allocated before it, where building was not measured: neither model nor optimizer.
+        figure: the peak and its owners, which may be lost; `timeline_figure`, on CUDA, the timeline alone.
     """
 
     def __init__(self, device: torch.device, source: Source | None = None):
         """`source` tells of allocations; by default the device's own allocator does."""
         self.device = device
-        self.done = False
+        self.figure, self.timeline_figure = Figure(), Figure()
         self.held = self.beside = 0
+        self._measured = False
         self._allocations = source or allocations
         self.timeline: list[tuple[float, int]] = []
         self._peak = self._reserved = self._retries = 0
@@ -78,9 +80,17 @@ class MemoryMeter:
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
 
-    @contextmanager
-    def building(self) -> Iterator[None]:
+    @property
+    def done(self) -> bool:
+        """Whether no step is to be measured any more."""
+        return self._measured or self.figure.lost is not None
+
+    def building(self) -> AbstractContextManager[None]:
         """Counts what is allocated from here on; on CPU also what is still held at the end."""
+        return self.figure.around(self._building)
+
+    @contextmanager
+    def _building(self) -> Iterator[None]:
         if self.device.type != "cpu":
             with self._counters():
                 yield
@@ -107,13 +117,16 @@ class MemoryMeter:
         """Counts the owners at each optimizer step, when all four of them exist at once."""
         self._model, self._optimizer = model, optimizer
         self._hooks = [
-            optimizer.register_step_pre_hook(lambda *_: self._count_gradients()),
-            optimizer.register_step_post_hook(lambda *_: self._count_state()),
+            optimizer.register_step_pre_hook(self.figure.hook(lambda *_: self._count_gradients())),
+            optimizer.register_step_post_hook(self.figure.hook(lambda *_: self._count_state())),
         ]
 
-    @contextmanager
-    def window(self) -> Iterator[None]:
+    def window(self) -> AbstractContextManager[None]:
         """Counts one whole optimizer step. The first that starts with the optimizer's state in place is the last."""
+        return self.figure.around(self._window)
+
+    @contextmanager
+    def _window(self) -> Iterator[None]:
         # State is in place once the optimizer has stepped, be there none as in plain SGD. A run that goes on from a
         # checkpoint has it from the start; its first step compiles, and is left out.
         complete = self._has_stepped and self._windows > 0
@@ -125,7 +138,8 @@ class MemoryMeter:
                 yield
         elif complete:
             self.held = torch.accelerator.memory_allocated()
-            with self._counters(), self._allocations(self.device) as changes:
+            # The allocator counts its peak itself; of its history nothing but the timeline is made.
+            with self._counters(), self.timeline_figure.around(lambda: self._allocations(self.device)) as changes:
                 yield
         else:
             yield
@@ -139,7 +153,7 @@ class MemoryMeter:
             self.timeline = envelope(list(zip(times, running[1:], strict=True)), TIMELINE_POINTS)
         # A step that is skipped before its optimizer is no whole step.
         if complete and self._stepped:
-            self.done = True
+            self._measured = True
             self._rss = peak_rss_bytes()
             for hook in self._hooks:
                 hook.remove()
@@ -149,9 +163,9 @@ class MemoryMeter:
         model = tensor_bytes(self._model.parameters()) + tensor_bytes(self._model.buffers())
         return max(self._live_after_building, model + self.beside)
 
-    def peak_bytes(self) -> int:
-        """The allocator's peak over the phases that were measured, in bytes."""
-        return self._peak
+    def peak_bytes(self) -> int | None:
+        """The allocator's peak over the phases that were measured, in bytes; None if it was not."""
+        return None if self.figure.lost else self._peak
 
     def result(self) -> dict[str, float | None]:
         """Peak and owners in MiB, keyed as in `result.json`; None for what was not measured.
@@ -161,9 +175,9 @@ class MemoryMeter:
         Activations are the peak less the four owners counted from their tensors. They so include temporaries and, as
         the peak may fall before all gradients exist, are understated by at most the gradients.
         """
-        if not self.done:
-            return {"peak_allocated_mib": None, "peak_rss_mib": _mib(peak_rss_bytes())}
         peak = self.peak_bytes()
+        if peak is None or not self._measured:
+            return {"peak_allocated_mib": None, "peak_rss_mib": _mib(peak_rss_bytes())}
         figures = {"peak_allocated": peak, **self._owners, "activations": peak - sum(self._owners.values())}
         if self.device.type != "cpu":
             figures["peak_reserved"] = self._reserved
@@ -186,39 +200,6 @@ class MemoryMeter:
 def _running(changes: list[tuple[int, int]], held_before: int) -> list[int]:
     """The bytes held before the first change and after each."""
     return list(itertools.accumulate((change for _, change in changes), initial=held_before))
-
-
-def allocations(device: torch.device) -> AbstractContextManager[list[tuple[int, int]]]:
-    """What the allocator does inside, once that has ended: (time in ns, bytes taken, or given back as a negative).
-
-    Nothing on accelerators whose allocator keeps no such record.
-    """
-    if device.type == "cpu":
-        return _allocations()
-    return _cuda_allocations() if device.type == "cuda" else nullcontext([])
-
-
-@contextmanager
-def _allocations() -> Iterator[list[tuple[int, int]]]:
-    """`allocations` on the CPU, from the profiler's events."""
-    changes: list[tuple[int, int]] = []
-    with settled_exchanges(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield changes
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    changes += sorted((e.start_ns(), e.nbytes()) for e in events if e.device_type().name == "CPU")
-
-
-@contextmanager
-def _cuda_allocations() -> Iterator[list[tuple[int, int]]]:
-    """`allocations` on CUDA, from the history that PyTorch's memory visualizer is made of."""
-    changes: list[tuple[int, int]] = []
-    torch.cuda.memory._record_memory_history(context=None, max_entries=1_000_000)
-    yield changes
-    torch.cuda.synchronize()
-    history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
-    torch.cuda.memory._record_memory_history(enabled=None)
-    signs = {"alloc": 1, "free_completed": -1}
-    changes += [(1000 * e["time_us"], signs[e["action"]] * e["size"]) for e in history if e["action"] in signs]
 
 
 def _alloc_retries() -> int:

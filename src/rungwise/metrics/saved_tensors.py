@@ -10,13 +10,14 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .figure import Figure
 from .memory import local
 
 CAST = "cast copy of a weight"
@@ -39,6 +40,26 @@ class Saved:
     operator: str
     storage: int
     nbytes: int
+
+
+class CompiledCode(Protocol):
+    """What is asked of compiled code."""
+
+    modules: list[nn.Module]
+    # Lost where what the code keeps cannot be told.
+    figure: Figure
+
+    def kept(self, number: int) -> list[tuple[str, str]] | None:
+        """The module and the operator of each tensor that the node of this number keeps, if the node is a graph's.
+
+        A module is named as in the compiled one, which is '' itself. Empty where the graph was not seen.
+        """
+
+    def inputs(self) -> set[int]:
+        """The storages of integers that the graphs were given, as the batch is."""
+
+    def watch(self, on: bool) -> None:
+        """Begins to take notes of the graphs that run, or ends it and forgets them."""
 
 
 class ModuleNotes:
@@ -78,8 +99,9 @@ class SavingNotes:
     Hooks that stand already, as a checkpoint's, are given each tensor as if these did not stand over them.
     """
 
-    def __init__(self, modules: ModuleNotes):
-        self._modules = modules
+    def __init__(self, modules: ModuleNotes, figure: Figure):
+        """`modules` is an attribute, too; a note that cannot be taken costs the figure, and not the forward pass."""
+        self.modules, self._figure = modules, figure
         self._hooks: saved_tensors_hooks | None = None
         self._notes: list[tuple[int, int, str | None, StorageWeakRef, int, weakref.ref[Any]]] = []
 
@@ -100,19 +122,24 @@ class SavingNotes:
         self._hooks = None
 
     def _note(self, tensor: torch.Tensor) -> Any:
-        place = self._modules.last
-        cast = is_cast(tensor, self._modules.modules[place])
-        operator = CAST if cast else _python_operator(sys._getframe(1))
+        note = self._figure.attempt(self._describe, tensor, sys._getframe(1))
+        packed = self._pack(tensor)
+        if note:
+            # What stands for the tensor lives as long as the node keeps it.
+            self._figure.attempt(lambda: self._notes.append((*note, weakref.ref(packed))))
+        return packed
+
+    def _describe(self, tensor: torch.Tensor, frame: Any) -> tuple[int, int, str | None, StorageWeakRef, int]:
+        """What is known of a tensor as it is saved. A weak storage's identity is not used again."""
+        place = self.modules.last
+        cast = is_cast(tensor, self.modules.modules[place])
+        operator = CAST if cast else _python_operator(frame)
         number = _next_number() - 1
         # An operator in place that needs what it overwrites clones that for itself: its own node is the one before.
         source = tensor.grad_fn
         number -= source is not None and source.name() == "CloneBackward0" and source._sequence_nr() == number
         storage = storage_of(tensor)
-        packed = self._pack(tensor)
-        # What stands for the tensor lives as long as the node keeps it. A weak storage's identity is not used again.
-        kept = weakref.ref(packed)
-        self._notes.append((place, number, operator, StorageWeakRef(storage), storage.nbytes(), kept))
-        return packed
+        return place, number, operator, StorageWeakRef(storage), storage.nbytes()
 
     def saved(self, outputs: list[torch.Tensor]) -> list[Saved]:
         """What is kept now, in the order of saving. Its operators are those of the graph behind `outputs`."""

@@ -9,13 +9,15 @@ its own step; the main one's is reported.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, record_function
 
+from .figure import Figure
+from .profiler import own_profiler
 from .step_classes import STEP, classify, scope_of, scoped
 
 ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
@@ -30,6 +32,7 @@ class StepProfile:
 
     def __init__(self, device: torch.device):
         self._device = device
+        self.figure = Figure()
         self._model: nn.Module | None = None
         self._ready: Callable[[], bool] = lambda: False
         self._why = NONE_LEFT
@@ -51,16 +54,19 @@ class StepProfile:
     @property
     def wanted(self) -> bool:
         """Whether the next untimed step is to be profiled."""
-        return not self._found and self._ready()
+        return not self._found and not self.figure.lost and self._ready()
+
+    def window(self) -> AbstractContextManager[None]:
+        """Around one whole optimizer step. One in which the optimizer does not step, as fp16's may, leaves nothing."""
+        return self.figure.around(self._window)
 
     @contextmanager
-    def window(self) -> Iterator[None]:
-        """Around one whole optimizer step. One in which the optimizer does not step, as fp16's may, leaves nothing."""
+    def _window(self) -> Iterator[None]:
         activities = [ProfilerActivity.CPU, *(kind for name, kind in ACTIVITIES.items() if name == self._device.type)]
         with ExitStack() as marks:
             if self._model is not None:
-                _mark(self._model, marks)
-            with profile(activities=activities) as profiler, record_function(STEP):
+                _mark(self._model, marks, self.figure)
+            with own_profiler(activities=activities) as profiler, record_function(STEP):
                 yield
         self._found = classify(profiler.profiler.kineto_results.events(), self._device.type)
 
@@ -73,23 +79,23 @@ class StepProfile:
 
         Where no step was profiled, `step_ms` is None, and `reason` says why.
         """
-        if not self._found:
-            return {"step_ms": None, "reason": self._why}
+        if self.figure.lost or not self._found:
+            return {"step_ms": None, "reason": self.figure.lost or self._why}
         return {f"{name}_ms": ms for name, ms in self._found.items()}
 
 
-def _mark(model: nn.Module, marks: ExitStack) -> None:
+def _mark(model: nn.Module, marks: ExitStack, figure: Figure) -> None:
     """Has the modules that classes are known by, and the loss, mark in the profile when they run."""
     for module in model.modules():
         if scope := scope_of(module):
             open_ranges: list[record_function] = []
             enter, leave = _ranges(scope, open_ranges)
-            marks.callback(module.register_forward_pre_hook(enter).remove)
+            marks.callback(module.register_forward_pre_hook(figure.hook(enter)).remove)
             # A checkpoint ends its recomputing by an exception, as soon as it has what backward needs.
-            marks.callback(module.register_forward_hook(leave, always_call=True).remove)
+            marks.callback(module.register_forward_hook(figure.hook(leave), always_call=True).remove)
         # Transformers' models keep here what makes a loss of logits.
         if loss := vars(module).get("_loss_function"):
-            module._loss_function = _within("loss", loss)
+            module._loss_function = _within("loss", loss, figure)
             marks.callback(setattr, module, "_loss_function", loss)
 
 
@@ -103,9 +109,9 @@ def _ranges(name: str, open_ranges: list[record_function]) -> tuple[Callable[...
     return enter, leave
 
 
-def _within(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _within(name: str, function: Callable[..., Any], figure: Figure) -> Callable[..., Any]:
     def marked(*args: Any, **kwargs: Any) -> Any:
-        with record_function(scoped(name)):
+        with figure.around(lambda: record_function(scoped(name))):
             return function(*args, **kwargs)
 
     return marked

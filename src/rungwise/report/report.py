@@ -118,6 +118,8 @@ def markdown(report: Report, title: str) -> str:
         lines += [f"**{escaped(report.nothing_compared)}.**", ""]
     if disturbed := [escaped(f"- {disturbed_line(row)}") for row in report.rows if row["disturbed"]]:
         lines += [*disturbed, ""]
+    if lost := [escaped(f"- {line}") for line in _lost_lines(report)]:
+        lines += [*lost, ""]
     lines += forecast_section(forecast_rows(report.rungs))
     if report.compiled:
         lines += ["## Compiling", "", *compiled_lines(report.compiled), "", COMPILE_NOTES, ""]
@@ -139,6 +141,7 @@ def terminal_table(report: Report) -> str:
             lines.append(f"{row['rung']}: {row['reason']}")
         if row["disturbed"]:
             lines.append(disturbed_line(row))
+    lines += _lost_lines(report)
     for row in report.compiled:
         against = f" against {row['eager']}" if row["eager"] else ""
         lines.append(f"{row['rung']}: break-even {row['break_even']}{against}")
@@ -166,3 +169,9 @@ COMPILE_NOTES = """\
 Compile seconds are those in which the compiler was at work, forward and backward; no timed step is among them. They
 are comparable with a fresh cache alone. Break-even is the step at which what compiling saves a step has paid for them.
 """
+
+
+def _lost_lines(report: Report) -> list[str]:
+    """What some rungs' meters failed to measure."""
+    lost = [(rung.name, name.replace("_", " "), why) for rung in report.rungs for name, why in rung.lost.items()]
+    return [f"{rung}: {name} not measured: {why}" for rung, name, why in lost]

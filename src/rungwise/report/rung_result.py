@@ -113,6 +113,11 @@ class RungResult:
         return next((profile for profile in found if profile["step_ms"] is not None), found[0] if found else {})
 
     @property
+    def lost(self) -> dict[str, str]:
+        """Why a figure is not there, by its name, of those whose meters failed in some round. Older results do not."""
+        return {name: why for result in self.rounds for name, why in result.get("not_measured", {}).items()}
+
+    @property
     def compile_seconds(self) -> float | None:
         seconds = [r["compile"]["seconds"] for r in self.rounds if r["compile"].get("seconds") is not None]
         return statistics.median(seconds) if seconds else None

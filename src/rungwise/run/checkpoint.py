@@ -19,6 +19,7 @@ from ..data import fingerprint
 from ..errors import SettingsError
 from ..loop import Step
 from ..settings.fields import NAMING, Settings
+from .as_data import foreign, weights_only
 from .record import Record
 from .refusal import is_main
 from .saved_checkpoints import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
@@ -86,7 +87,8 @@ def load_checkpoint(
         SettingsError: it cannot be loaded.
     """
     try:
-        accelerator.load_state(str(folder))
+        with weights_only():
+            accelerator.load_state(str(folder))
         content = read(folder)
         scheduler.load_state_dict(content["scheduler"])
         # Accelerate goes on without random numbers that it cannot load.
@@ -133,7 +135,7 @@ def _resuming(folder: Path, settings: Settings) -> list[str]:
         content = read(folder)
         before, done = content["settings"], content["steps"][-1]["number"]
         parts = {part["source"]: part["fingerprint"] for part in content["data"].values() if "fingerprint" in part}
-        damaged = damage(folder)
+        damaged = damage(folder) + foreign(folder)
     except (OSError, ValueError, LookupError, TypeError):
         return [f"{FLAG} {folder}: not a whole checkpoint of such a run; give a checkpoint-N folder, or latest"]
     found = [f"{FLAG} {folder}: {line}; {_REMEDY}" for line in damaged]

@@ -183,6 +183,8 @@ def summary_block(result: dict[str, Any], where: list[str]) -> str:
     if loss.get("eval"):
         last = loss["eval"][-1]
         lines += _row("held-out", f"loss {last['loss']:.4f} after step {last['step']}")
+    for name, why in result["not_measured"].items():
+        lines += _row("not measured", f"{name.replace('_', ' ')}: {why}")
     lines += _row("files", str(Path(result["settings"]["output_dir"]) / "result.json"))
     for line in where:
         lines += _row("tracker", line)

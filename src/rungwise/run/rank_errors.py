@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -56,9 +57,12 @@ def clear_rank_errors(folder: Path) -> None:
         word.unlink()
 
 
-def combined(memory: list[dict[str, float | None]]) -> dict[str, float | None]:
-    """Each memory figure of the rank where it is largest and, of several ranks, the sum of their peaks, in MiB."""
-    first = memory[0]
+def combined(memory: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+    """Each memory figure of the rank where it is largest and, of several ranks, the sum of their peaks, in MiB.
+
+    Where a rank lacks its own, nobody knows the largest.
+    """
+    first = next((rank for rank in memory if rank["peak_allocated_mib"] is None), memory[0])
     largest = {name: None if first[name] is None else max(rank[name] for rank in memory) for name in first}
     if len(memory) > 1 and first["peak_allocated_mib"] is not None:
         largest["peak_allocated_sum_mib"] = sum(rank["peak_allocated_mib"] for rank in memory)

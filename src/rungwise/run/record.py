@@ -32,6 +32,8 @@ class Record:
     compile: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     activations: dict[str, Any] = field(default_factory=dict)
+    # Why a figure is not there, by its name, of those whose meters failed.
+    not_measured: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     # How many of the steps an earlier process took: their losses are the run's, their speed is not this process's.
     restored_steps: int = 0
@@ -141,6 +143,7 @@ class Record:
                 "amp": self._amp(),
                 "profile": self.profile,
                 "activations": self.activations,
+                "not_measured": self.not_measured,
             }
         )
 
@@ -157,4 +160,5 @@ class Record:
         }
         losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if result["loss"]}
         kept = {"activations/total_mib": self.activations["total_mib"]} if self.activations else {}
-        return redacted({"status": self.status, "reason": self.reason, **losses, **figures, **kept})
+        lost = {f"not_measured/{name}": why for name, why in self.not_measured.items()}
+        return redacted({"status": self.status, "reason": self.reason, **losses, **figures, **kept, **lost})

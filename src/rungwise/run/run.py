@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -23,7 +23,6 @@ from ..model.model import save_model
 from ..result_file import write_reason
 from ..settings.fields import Settings
 from ..signals import Signals, Terminated
-from ..techniques import lora
 from ..techniques.compile_notes import CompileNotes
 from . import checkpoint, eager_run
 from . import rank_errors as ranks
@@ -125,7 +124,7 @@ class Run:
         """Takes note of what is trained, as `Measurement.watch` does, and of its size."""
         self.accelerator = accelerator
         self.reporter.watch(model.config)
-        self.record.row_flops = lora.flops_per_row(model, self.settings.block_size)
+        self.measurement.count_flops(model, self.settings.block_size)
         self.measurement.watch(model, optimizer, accelerator, compiled, begins)
 
     def built(self) -> None:
@@ -236,7 +235,7 @@ class Run:
     def _gather_memory(self) -> BaseException | None:
         """Keeps the memory of all ranks. Returns why another rank could not be asked, if so."""
         try:
-            self.record.memory = ranks.combined(gather_object([self.measurement.memory.result()]))
+            self.measurement.gather_memory()
             self.signals.end()
         except (Exception, KeyboardInterrupt, Terminated) as error:
             return error

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..metrics.activation_rows import LOSS
+from ..metrics.figure import Figure
 from ..metrics.saved_tensors import CAST, storages
 
 # In compiled code a copy in another dtype, and what leaves its values as they are.
@@ -33,10 +34,12 @@ class GraphNotes:
 
     Attributes:
         modules: that are compiled.
+        figure: lost where what the graphs keep cannot be told.
     """
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
+        self.figure = Figure()
         self._watches = False
         self._kept: dict[int, list[tuple[str, str]]] = {}
         self._inputs: set[int] = set()
@@ -67,15 +70,17 @@ class GraphNotes:
         def compile_and_read(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
             if not options.get("is_backward"):
                 names = {name for module in self.modules for name, _ in module.named_modules()}
-                labels[:] = _labels(graph.graph, names, whole)
+                labels[:] = self.figure.attempt(_labels, graph.graph, names, whole) or []
             return compile_fx_inner(graph, inputs, **options)
 
         return labels, compile_and_read
 
     def ran(self, labels: list[Label], arguments: Sequence[Any], outputs: Any) -> None:
         """Notes that the graph of these labels has run."""
-        if not self._watches:
-            return
+        if self._watches:
+            self.figure.attempt(self._note, labels, arguments, outputs)
+
+    def _note(self, labels: list[Label], arguments: Sequence[Any], outputs: Any) -> None:
         integers = [a for a in arguments if isinstance(a, torch.Tensor) and not a.is_floating_point()]
         self._inputs |= storages(integers)
         found = [o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None]

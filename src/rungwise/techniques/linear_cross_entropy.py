@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from ..metrics.allocations import allocations
 from ..metrics.flops import ForwardFlops
-from ..metrics.memory import allocations
 from ..model.model import CausalLMLoss, empty_model
 from ..model.probe import base_model, evaluating, short_row
 from ..settings.fields import Settings

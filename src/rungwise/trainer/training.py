@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
@@ -15,11 +14,9 @@ from ..loop import Diverged, Step
 from ..metrics.memory import tensor_bytes
 from ..run.files import Files
 from ..run.measurement import Measurement
-from ..run.rank_errors import combined
 from ..run.record import Record
 from ..run.status import outcome
 from ..settings.fields import Settings
-from ..techniques.lora import flops_per_row
 from ..techniques.seen import InactiveTechnique
 from ..techniques.torch_compile import observe
 from .asked import trained_model
@@ -58,7 +55,7 @@ class Training:
             # Of rows of several lengths, or of a last window that is smaller, no work is claimed.
             self.record.row_flops = None
         elif first:
-            self.record.row_flops = flops_per_row(self._model, self._length())
+            self._measurement.count_flops(self._model, self._length())
         self._measurement.update()
         self._row = self.record.add(step)
         if self._main:
@@ -87,7 +84,7 @@ class Training:
 
     def end(self, error: Exception | None = None) -> None:
         """Writes all that is known. Call it in every process."""
-        self.record.memory = combined(gather_object([self._measurement.memory.result()]))
+        self._measurement.gather_memory()
         undecided = [] if all(step.skipped for step in self.record.steps) else self._measurement.evidence.undecided
         error = error or self._error or (InactiveTechnique("; ".join(undecided)) if undecided else None)
         self._end(error)
