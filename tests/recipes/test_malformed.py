@@ -18,7 +18,7 @@ import ladder as recipe
 import malformed as bad
 import pytest
 from commands import TINY as ANY_BYTE
-from commands import ablate_here, clone
+from commands import ablate_here, clone, run
 from conftest import SEED
 from harness import LINES
 from hypothesis import HealthCheck, given, seed, settings
@@ -205,3 +205,21 @@ def test_a_checkpoint_to_go_on_from_that_is_damaged(call, checkpoint, data):
     # What the scheduler is told shows when it is loaded, by a run that fails in words.
     if code is not None:
         is_refused(code, said, str(path.parent))
+
+
+PROCESSES = {
+    "a flag": (["recipes/ablate.py", *bad.GOOD, "--max_steps=x"], "--max_steps: must be a whole number"),
+    "a file": (["recipes/ablate.py", "--config", "LAUGHS"], "LAUGHS: over 10,000 values"),
+    "a ladder": (["recipes/ladder.py", "--ladder", "LAUGHS"], "--ladder LAUGHS: over 10,000 values"),
+    "a ladder's folder": (["recipes/ladder.py", "--output_dir="], "argument --output_dir: needs a value"),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSES)
+def test_the_same_by_a_process_of_its_own(case, tmp_path):
+    command, words = PROCESSES[case]
+    (clone(tmp_path) / "LAUGHS").write_bytes(max(bad.BROKEN_YAML[-5:], key=lambda text: text.count(b"*")))
+    before = present(tmp_path)
+    done = run(tmp_path, sys.executable, *command, timeout=HANGS)
+    is_refused(done.returncode, done.stderr, words)
+    assert present(tmp_path) == before

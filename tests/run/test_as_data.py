@@ -16,6 +16,7 @@ import ablate
 import pytest
 import torch
 import torch.distributed.checkpoint as distributed
+from accelerate import Accelerator
 from commands import TINY as ANY_BYTE
 from commands import ablate_here
 from harness import ROOT, TINY
@@ -73,6 +74,18 @@ def test_what_is_planted_in_a_checkpoint_is_not_run(name, whole, tmp_path, capsy
     # It would have been, by a pickle.
     pickle.loads((folder / name).read_bytes())
     assert (tmp_path / "made").exists()
+
+
+def test_whoever_loads_a_checkpoint_is_given_data_alone(whole, tmp_path, monkeypatch):
+    """Also an Accelerate that asks PyTorch for more, as PyTorch's distributed checkpoints do."""
+    shutil.copytree(whole, tmp_path / "checkpoint-2")
+    planted = tmp_path / "planted"
+    torch.save(Planted(tmp_path), planted)
+    monkeypatch.setattr(Accelerator, "load_state", lambda *_: torch.load(planted, weights_only=False))
+    assert goes_on(tmp_path / "checkpoint-2") == 2
+    assert not (tmp_path / "made").exists()
+    result = json.loads((tmp_path / "on" / "result.json").read_text(encoding="utf-8"))
+    assert "it holds more than tensors and plain values, whose code is not run" in result["reason"]
 
 
 def test_a_whole_checkpoint_is_loaded(whole, tmp_path):
