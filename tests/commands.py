@@ -24,6 +24,8 @@ TINY = [
     MODEL.replace("vocab_size=128", "vocab_size=256"),
     "--block_size",
     "32",
+    "--forecast",
+    "false",
     "--max_steps",
     "14",
 ]

@@ -14,7 +14,7 @@ from commands import clone, running, trainers, wait_for_steps
 from harness import HANGS, wandb_records
 
 LADDER = """
-flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,
+flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13, forecast: false,
         config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"}
 rungs:
   fp32: {}
@@ -22,7 +22,7 @@ rungs:
   accum: {gradient_accumulation_steps: 2}
 """
 ENDS = """
-flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,
+flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13, forecast: false,
         config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"}
 rungs:
   fp32: {}

@@ -26,6 +26,7 @@ from two_machines import INTERFACE, two_machines, why_not
 
 QUIET = ["--report_to", "none", "--untimed_steps", "2"]
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+FORECAST = ("ddp_cpu", "fsdp2_cpu")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,7 @@ def launched(home):
     for name in ("ddp", "fsdp2", "ddp_cpu", "fsdp2_cpu"):
         command = by_its_own_command(f"accelerate_configs/{name}.yaml")
         flags = [*TINY, *QUIET, "--output_dir", f"runs/{name}", "--save_model"]
+        flags += ["--forecast", str(name in FORECAST).lower()]
         done = run(home, *command, *flags, environment=ON_CPU)
         assert done.returncode == 0, done.stderr
         assert "Warning" not in done.stderr, done.stderr
@@ -84,7 +86,7 @@ def test_sharding_halves_what_it_shards(launched):
 
 def test_each_run_has_the_forecast_of_its_ranks(launched):
     """Models of 30,000 parameters: a few KiB that only a run has count."""
-    for name in ("ddp_cpu", "fsdp2_cpu"):
+    for name in FORECAST:
         found, memory = launched[name]["forecast"], launched[name]["memory"]
         assert found["of"] == "a rank of this run"
         assert abs(found["peak_allocated_error_percent"]) < 2

@@ -90,10 +90,13 @@ def test_it_is_made_where_a_run_came_to_its_end_or_ran_out_of_memory(tmp_path):
         reporter.watch(load_config(settings))
         reporter.forecast(record)
         assert bool(record.forecast) == made, status
-    # Of a run that did not come to its model.
-    record, reporter = Record(settings, status="ok"), Reporter(settings, tmp_path)
-    reporter.forecast(record)
-    assert record.forecast == {}
+    # Of a run that did not come to its model, and of one that was to have none.
+    for wanted in (settings, dataclasses.replace(settings, forecast=False)):
+        record, reporter = Record(wanted, status="ok"), Reporter(wanted, tmp_path)
+        if not wanted.forecast:
+            reporter.watch(load_config(wanted))
+        reporter.forecast(record)
+        assert record.forecast == {}
 
 
 def test_a_scripts_own_model_has_none():

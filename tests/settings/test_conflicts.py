@@ -91,6 +91,7 @@ ALWAYS = {
     "max_grad_norm": "0.5",
     "seed": "4",
     "report_to": "none",
+    "forecast": "false",
     "run_name": "x",
     "output_dir": "x",
 }

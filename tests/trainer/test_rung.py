@@ -88,7 +88,8 @@ def test_what_a_trainer_does_not_serve_is_refused_in_a_sentence(tmp_path, capsys
 
 LADDER = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,
-        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2", report_to: none}
+        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2", report_to: none,
+        forecast: false}
 rungs:
   ours: {}
   theirs: {engine: trainer}

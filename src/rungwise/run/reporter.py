@@ -99,7 +99,8 @@ class Reporter:
 
     def forecast(self, record: Record) -> None:
         """Adds the forecast of the memory of a run that came to its end, or ran out of it: all else is written."""
-        if self._config is None or record.status not in ("ok", "out_of_memory"):
+        wanted = self._settings.forecast and self._config is not None
+        if not wanted or record.status not in ("ok", "out_of_memory"):
             return
         from ..forecast.beside import beside_measured  # here, since it imports much that no run needs before
 

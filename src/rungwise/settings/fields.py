@@ -52,6 +52,9 @@ class Settings(TechniqueFields):
         needs=[needs.OUR_LOOP],
         identity=False,
     )
+    forecast: bool = flag(
+        True, "output", "forecast the run's memory after its last step, beside what was measured", identity=False
+    )
     project: str = flag(
         "rungwise",
         "output",
