@@ -3,7 +3,7 @@
     python recipes/families.py
     python recipes/families.py --families Llama "Mamba 2" bamba bert
 
-Twelve families by name, with each technique alone, are a table in recipes/README.md; every model type that
+Twelve families by name, with each technique alone, are a table in recipes/own_model.md; every model type that
 Transformers has a causal language model for, with all techniques but compiling, is one in recipes/families.md. With
 `--families` no file is written. The exit code is 0 only if nothing failed; what is refused in words has not failed.
 """
@@ -39,7 +39,7 @@ import ablate
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-README = Path(__file__).parent / "README.md"
+PAGE = Path(__file__).parent / "own_model.md"
 TABLE = Path(__file__).parent / "families.md"
 FP32, BF16 = "accelerate_configs/fp32.yaml", "accelerate_configs/bf16.yaml"
 TECHNIQUES = {
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = source("python recipes/families.py", environment, time.monotonic() - started)
     summary = f"{counts(rest, EAGER)}\n\n{where}" if rest else where
     if asked is None:
-        write_section(README, "families", f"{table_of_named(twelve, list(TECHNIQUES))}\n\n{summary}")
+        write_section(PAGE, "families", f"{table_of_named(twelve, list(TECHNIQUES))}\n\n{summary}")
         TABLE.write_text(whole_table(rest, EAGER, where), encoding="utf-8")
     print(f"\n{summary}")
     return int(any(has_failed(one) for one in tried.values()))

@@ -19,7 +19,7 @@ OWN = ("model", "data", "evaluation")
 
 @pytest.fixture(scope="module")
 def guide():
-    text = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "recipes" / "own_model.md").read_text(encoding="utf-8")
     return text[text.index("## Adapt it") :]
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from rungwise.errors import SettingsError
 from rungwise.report import plots as pictures
+from rungwise.report.pages import ladder_section
 from rungwise.report.report import Report, markdown, read_report, terminal_table, write_report
 from rungwise.report.rung_result import load
 from rungwise.report.table import COLUMNS, conditions, table
-from rungwise.report.table_text import markdown_table
 from rungwise.result_file import write_result
 
+import figures
 import pytest
 from harness import ROOT
 from matplotlib import image
@@ -121,9 +122,9 @@ def test_the_claims_of_the_readme_hold_in_the_committed_results(reported):
 
 
 def test_the_readme_shows_the_committed_results(reported):
-    _, report = reported
+    folder, _ = reported
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "\n".join(markdown_table(report.rows)) in readme
+    assert ladder_section(folder, figures.SHORT) in readme
 
 
 def test_the_files(reported):

@@ -89,7 +89,8 @@ class Ladder:
         path = self.folder / "ladder.json"
         results = list(self.folder.glob("*/round-*"))
         if self.fresh:
-            for made in {*(round_.parent for round_ in results), path, *self.folder.glob("report.*")}:
+            old = {path, *self.folder.glob("report.*"), *self.folder.glob("wandb")}
+            for made in {*(round_.parent for round_ in results), *old}:
                 shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
         now = identity.identify(self.rungs, self._settings, self._opening)
         before = now

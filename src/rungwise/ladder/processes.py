@@ -38,6 +38,9 @@ def run_rung(rung: Rung, folder: Path) -> dict[str, Any]:
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     shipped = (*ENGINES.values(), ONE_PROCESS)
     command = [str(ROOT / part) if part in shipped else part for part in rung.command(folder)[2:]]
+    environment = {name: value for name, value in os.environ.items() if name not in ONE_RUN}
+    # W&B's offline runs of a ladder lie side by side, where `wandb leet` shows them together.
+    environment.setdefault("WANDB_DIR", str(folder.parents[1]))
     log = folder / "log.txt"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -45,8 +48,7 @@ def run_rung(rung: Rung, folder: Path) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={name: value for name, value in os.environ.items() if name not in ONE_RUN}
-            | {"PYTHONIOENCODING": "utf-8"},
+            env=environment | {"PYTHONIOENCODING": "utf-8"},
             # Ctrl-C is the ladder's: it ends the rung itself and waits for it.
             start_new_session=True,
         )

@@ -28,7 +28,11 @@ def write_section(path: Path, name: str, section: str) -> None:
 
 def source(command: str, environment: Mapping[str, Any], seconds: float) -> str:
     """The command, how long it took and on what, the versions and the date, from `environment.describe`."""
+    device = environment.get("device_name")
+    if environment.get("device") == "cpu":
+        hardware = " and ".join(environment["native_precision"])
+        device = f"{environment['cores']} cores of {device} (products in hardware: {hardware})"
     packages = ", ".join(f"{name} {environment.get(name)}" for name in PACKAGES)
     date = str(environment.get("date"))[:10]
     took = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"(`{command}` in {took} on {environment.get('device_name')}; {packages}; {date})"
+    return f"(`{command}` in {took} on {device}; {packages}; {date})"

@@ -1,5 +1,6 @@
 """A ladder's table as text: for a page, and short for a terminal."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..result_file import THIS_RUN
@@ -8,36 +9,25 @@ from .table import step_words
 
 # Behind a forecast that is of another run, or was never measured on its device.
 MARK = "*"
-HEADS = (
-    "rung | status | peak MiB | vs first | vs before | params / grads / optimizer / activations | "
-    "step ms (spread) | tokens/s | vs first | TFLOP/s | utilization | compile s | last loss | vs fp32"
-)
 
 
-def markdown_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows as a Markdown table, its figures rounded for reading."""
-    lines = [f"| {HEADS} |", "| --- | --- " + "| ---: " * (HEADS.count("|") - 1) + "|"]
-    for row in rows:
-        status = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
-        if row["loss_scale"] is not None:
-            status += f" (loss scale {row['loss_scale']:,.0f}, {row['skipped_steps']} steps skipped)"
-        owners = " / ".join(_number(row[f"{owner}_mib"], 1) for owner in OWNERS if owner != "buffers")
-        cells = [
-            row["rung"],
-            status,
-            _number(row["peak_mib"], 1),
-            _share(row["peak_vs_first"]),
-            _share(row["peak_vs_before"]),
-            owners if row["peak_mib"] is not None else "",
-            _step(row),
-            _number(row["tokens_per_second"]),
-            _speed_change(row, rows[0]),
-            _number(row["model_tflops"], 2),
-            "" if row["utilization"] is None else f"{row['utilization']:.1%}",
-            _number(row["compile_seconds"], 1),
-            _number(row["last_loss"], 4),
-            _signed(row["loss_vs_fp32"]),
-        ]
+def markdown_table(
+    rows: list[dict[str, Any]], columns: Sequence[str] = (), more: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """The rows as a Markdown table, its figures rounded for reading.
+
+    Args:
+        rows: of `report.table.table`.
+        columns: keys of `CELLS` or of `more`; all of `CELLS` where none is named.
+        more: cells of columns that a row does not have, by the column's head.
+    """
+    more = more or {}
+    chosen = tuple(columns) or tuple(CELLS)
+    heads = [CELLS[key][0] if key in CELLS else key for key in chosen]
+    rules = ["---" if key in ("rung", "status", *more) else "---:" for key in chosen]
+    lines = [f"| {' | '.join(heads)} |", f"| {' | '.join(rules)} |"]
+    for number, row in enumerate(rows):
+        cells = [CELLS[key][1](row, rows[0]) if key in CELLS else more[key][number] for key in chosen]
         lines.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
     return lines
 
@@ -111,3 +101,38 @@ def _reserves(row: dict[str, Any]) -> list[str]:
     """What has to be said of a row's forecast."""
     of = [f"the forecast is of {row['forecast_of']}"] if row["forecast_of"] not in (None, THIS_RUN) else []
     return of + ([row["forecast_note"]] if row["forecast_note"] else [])
+
+
+def _status(row: dict[str, Any]) -> str:
+    status = f"{row['status']}: {row['reason']}" if row["reason"] else row["status"]
+    if row["loss_scale"] is not None:
+        status += f" (loss scale {row['loss_scale']:,.0f}, {row['skipped_steps']} steps skipped)"
+    return status
+
+
+def _owners(row: dict[str, Any]) -> str:
+    owners = (_number(row[f"{owner}_mib"], 1) for owner in OWNERS if owner != "buffers")
+    return " / ".join(owners) if row["peak_mib"] is not None else ""
+
+
+def _utilization(row: dict[str, Any]) -> str:
+    return "" if row["utilization"] is None else f"{row['utilization']:.1%}"
+
+
+# The columns of a page: the head, and the cell of a row beside the first row.
+CELLS: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Any]], str]]] = {
+    "rung": ("rung", lambda row, _: row["rung"]),
+    "status": ("status", lambda row, _: _status(row)),
+    "peak": ("peak MiB", lambda row, _: _number(row["peak_mib"], 1)),
+    "peak_vs_first": ("vs first", lambda row, _: _share(row["peak_vs_first"])),
+    "peak_vs_before": ("vs before", lambda row, _: _share(row["peak_vs_before"])),
+    "owners": ("params / grads / optimizer / activations", lambda row, _: _owners(row)),
+    "step": ("step ms (spread)", lambda row, _: _step(row)),
+    "tokens_per_second": ("tokens/s", lambda row, _: _number(row["tokens_per_second"])),
+    "speed_vs_first": ("vs first", lambda row, first: _speed_change(row, first)),
+    "model_tflops": ("TFLOP/s", lambda row, _: _number(row["model_tflops"], 2)),
+    "utilization": ("utilization", lambda row, _: _utilization(row)),
+    "compile": ("compile s", lambda row, _: _number(row["compile_seconds"], 1)),
+    "loss": ("last loss", lambda row, _: _number(row["last_loss"], 4)),
+    "loss_vs_fp32": ("vs fp32", lambda row, _: _signed(row["loss_vs_fp32"])),
+}
