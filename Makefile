@@ -6,12 +6,13 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help ablate ladder bench test test-all quick lint clean
+.PHONY: help ablate ladder bench figures test test-all quick lint clean
 
 help:
 	@echo "make ablate   train one rung, bf16, and measure it   (ARGS=\"--max_steps 60\" adds flags)"
 	@echo "make ladder   climb all rungs and compare them       (ARGS=\"--repeats 3\" adds flags)"
 	@echo "make bench    the loop beside a bare one and Trainer  (ARGS=\"--rounds 12\" adds flags)"
+	@echo "make figures  take every figure of the guides again (ARGS=\"--only default\" takes some)"
 	@echo "make test     run the tests                          (ARGS=\"-k memory\" adds pytest arguments)"
 	@echo "make test-all the tests with every case of those of which others run a sample"
 	@echo "make quick    check format and style, and run the tests that take no time, within 90 seconds"
@@ -33,6 +34,9 @@ ladder: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python recipes/bench.py $(ARGS)
+
+figures: $(READY)
+	@$(BIN)/python recipes/figures.py $(ARGS)
 
 test: $(READY)
 	@$(PYTEST) $(ARGS)

@@ -5,8 +5,8 @@ import re
 import subprocess
 import sys
 
-from rungwise import tracking
 from rungwise.redact import HIDDEN, redacted
+from rungwise.tracking import wandb_run
 
 import pytest
 from commands import TINY, clone, run
@@ -167,5 +167,5 @@ def test_what_wandb_collects_by_itself_is_switched_off_unless_it_is_asked_for():
     import wandb
 
     for name in ("x_disable_meta", "disable_git", "disable_code"):
-        assert tracking.DEFAULTS[name] is True and name in wandb.Settings.model_fields
-    assert tracking.DEFAULTS["console"] == "off"
+        assert wandb_run.DEFAULTS[name] is True and name in wandb.Settings.model_fields
+    assert wandb_run.DEFAULTS["console"] == "off"

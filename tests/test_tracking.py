@@ -6,6 +6,7 @@ import typing
 from types import SimpleNamespace
 
 from rungwise import tracking
+from rungwise.tracking import wandb_names, wandb_run
 
 import pytest
 from commands import ablate_here
@@ -42,6 +43,24 @@ def test_a_resumed_run_is_the_same_run_with_all_steps_and_evaluations(tmp_path, 
     assert records(other)[0]["run_id"] != before["run_id"]
 
 
+def test_the_summary_is_of_the_run_and_not_of_its_last_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    made = ablate_here(tmp_path / "run", *CALL)
+    [folder] = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    summary = wandb_records(folder, "--summary")
+    for name, value in {
+        "loss/first": made["loss"]["trajectory"][0],
+        "loss/last": made["loss"]["trajectory"][-1],
+        "loss/held_out": made["loss"]["eval"][-1]["loss"],
+        "memory/peak_allocated_mib": made["memory"]["peak_allocated_mib"],
+    }.items():
+        assert f'"{name}"' in summary and str(value)[:8] in summary, name
+    for name in ("train/loss", "train/tokens", "train/grad_norm", "eval/loss", "perf/step_ms"):
+        assert f'"{name}"' not in summary, name
+    # By these others find it.
+    assert made["tracker"] == {"name": "wandb", "id": records(folder)[0]["run_id"], "url": None}
+
+
 class Online:
     """Stands in for W&B's server, which has the run's steps up to 7."""
 
@@ -51,6 +70,8 @@ class Online:
         self.tracker = SimpleNamespace(
             id=options.get("id", "new"),
             resumed=resumed,
+            disabled=False,
+            offline=True,
             starting_step=8 if resumed else 0,
             define_metric=lambda *_, **__: None,
         )
@@ -64,7 +85,7 @@ class Online:
 
 @pytest.mark.parametrize("resumed, rows", [(None, list(range(1, 11))), ("abc", [8, 9, 10])])
 def test_steps_that_the_run_has_are_not_logged_again(tmp_path, monkeypatch, resumed, rows):
-    monkeypatch.setattr(tracking, "WandBTracker", Online)
+    monkeypatch.setattr(wandb_run, "WandBTracker", Online)
     monkeypatch.setenv("WANDB_MODE", "online")
     settings = tiny_settings("--report_to", "wandb", "--output_dir", str(tmp_path))
     tracker = tracking.build_tracker(settings, {}, resumed)
@@ -75,7 +96,7 @@ def test_steps_that_the_run_has_are_not_logged_again(tmp_path, monkeypatch, resu
 
 
 def test_a_run_that_the_user_named_is_that_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "WandBTracker", Online)
+    monkeypatch.setattr(wandb_run, "WandBTracker", Online)
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     settings = tiny_settings("--report_to", "wandb", "--output_dir", str(tmp_path))
@@ -108,11 +129,11 @@ def test_what_is_refused_is_what_wandb_refuses():
     """Its own settings know the modes, and what a project's name and a run's id must not have."""
     import wandb
 
-    assert set(typing.get_args(wandb.Settings.model_fields["mode"].annotation)) == set(tracking.MODES)
+    assert set(typing.get_args(wandb.Settings.model_fields["mode"].annotation)) == set(wandb_names.MODES)
     for character in map(chr, range(33, 127)):
-        assert _takes(project=f"a{character}b") == (character not in tracking.NOT_IN_PROJECT)
-        assert _takes(run_id=f"a{character}b") == (character not in tracking.NOT_IN_ID)
-    assert _takes(project="p" * tracking.LONGEST_NAME) and not _takes(project="p" * (tracking.LONGEST_NAME + 1))
+        assert _takes(project=f"a{character}b") == (character not in wandb_names.NOT_IN_PROJECT)
+        assert _takes(run_id=f"a{character}b") == (character not in wandb_names.NOT_IN_ID)
+    assert _takes(project="p" * wandb_names.LONGEST_NAME) and not _takes(project="p" * (wandb_names.LONGEST_NAME + 1))
 
 
 def _takes(**settings):
@@ -126,7 +147,7 @@ def _takes(**settings):
 
 
 def test_what_the_person_says_of_wandb_goes_before_our_defaults(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "WandBTracker", Online)
+    monkeypatch.setattr(wandb_run, "WandBTracker", Online)
     for name, value in {"MODE": "online", "NAME": "mine", "JOB_TYPE": "sweep", "INIT_TIMEOUT": "7"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))

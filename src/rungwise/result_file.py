@@ -35,7 +35,18 @@ MACHINE = {"device_name": str, "device": str, "threads": int | str, "native_prec
 FIGURE = re.compile(
     r".*(_mib|_ms|_ms_\w+|_percent|seconds|_per_second\w*|_tflops|utilization|_steps|tokens|loss_scale)"
 )
-GROUPS = ("settings", "origins", "environment", "data", "evidence", "loss", *PREFIXES, "activations", "not_measured")
+GROUPS = (
+    "settings",
+    "origins",
+    "environment",
+    "data",
+    "evidence",
+    "loss",
+    *PREFIXES,
+    "activations",
+    "not_measured",
+    "tracker",
+)
 
 
 def failed_result(name: str, reason: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import logging
 import re
 from pathlib import Path
 
+from rungwise.families import tables
 from rungwise.families.families import FAMILIES, Family, small_config
 from rungwise.families.tables import Cell, Tried, counts, in_words, table_of_named, whole_table
 from rungwise.model import model as models
@@ -80,6 +81,10 @@ def test_a_cell_is_ok_only_if_the_losses_follow():
     baseline = result(losses=[4.0, 3.0])
     assert judge("accumulation", result(losses=[4.0, 3.0]), baseline).text == "ok"
     assert judge("accumulation", result(losses=[4.0, 3.001]), baseline).text.startswith("failed: losses are 3.3e-04")
+    # Ten times what accumulation makes of rounding, which is held to the bound itself.
+    further = result(losses=[4.0, 3.00015])
+    assert judge("chunked loss", further, baseline, 4e-6).text.startswith("failed: losses are 5.0e-05")
+    assert judge("chunked loss", further, baseline, 6e-6).text.startswith("ok: 5.0e-05 from fp32, in a model that")
     assert judge("bf16", result(losses=[4.01, 3.1]), baseline).text == "ok"
     assert judge("bf16", result(losses=[4.1, 3.0]), baseline).text.startswith("failed: losses are 2.5e-02")
     compiled = result(losses=[4.0, 3.0], torch_compile=True)
@@ -179,6 +184,16 @@ def test_tables_and_counts_say_what_came_of_each_family():
     compiled = dataclasses.replace(ok, cells={**cells, "compile": Cell("ok: 1 graph")})
     named = table_of_named({FAMILIES[0]: compiled}, families.TECHNIQUES)
     assert "| GPT-2 | `GPT2LMHeadModel` | ok | ok | ok | skipped: none | ok | ok: 1 graph |" in named.splitlines()
+
+
+def test_words_of_many_families_are_said_once():
+    cell = "skipped: {} has none; leave it out"
+    rows = {f: Tried("ok", cells={"fused": Cell(cell.format(f.model_class))}) for f in FAMILIES[: tables.MANY]}
+    lines = table_of_named(rows, ["fused"]).splitlines()
+    assert [line.split(" | ")[2] for line in lines[2 : 2 + tables.MANY]] == ["skipped (1) |"] * tables.MANY
+    assert "(1) it has none; leave it out" in lines
+    del rows[FAMILIES[0]]
+    assert "skipped: OPTForCausalLM has none" in table_of_named(rows, ["fused"])
 
 
 def test_sizes_that_follow_from_others_follow_the_overrides():

@@ -154,7 +154,12 @@ def test_every_end_is_a_row_and_a_run_of_one_group(home, start):
         text += records if run["job_type"] == "report" else ""
     assert len(groups) == 1
     assert sorted(kinds) == [("report", "report"), *(("train", name) for name in sorted(statuses))]
-    for part in ("report/table", "report/ladder", "report/loss", "check/every technique was active"):
+    for part in ("report/table", "report/ladder", "report/loss", "report/peak_mib", "report/map"):
         assert part in text
+    assert "check/every technique was active" in text
+    # The table says which run each rung is; it lies in a file of the report's.
+    [table] = (home / "runs/some/wandb").glob("*/files/media/table/report/table_*.json")
+    ids = {row[0] for row in json.loads(table.read_text(encoding="utf-8"))["data"]}
+    assert {result_of(home, rung)["tracker"].get("id") for rung in statuses} == ids
     assert "git root" not in errors and "Traceback" not in errors
     assert (home / "runs/some/ladder.png").stat().st_size > 10_000

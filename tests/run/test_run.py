@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rungwise import tracking
 from rungwise.errors import SettingsError
 from rungwise.loop import Diverged, Step
 from rungwise.run.configure import configure
@@ -18,6 +17,7 @@ from rungwise.run.record import Record
 from rungwise.run.run import Run
 from rungwise.techniques import build_accelerator
 from rungwise.techniques.seen import InactiveTechnique, UnavailableTechnique
+from rungwise.tracking import wandb_run
 
 import pytest
 import torch
@@ -235,7 +235,7 @@ def test_a_key_that_is_no_key_means_offline(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "abc")
     # Its client keeps how it was first used in a process, maybe offline by another test.
     wandb.teardown()
-    mode, why = tracking._wandb_mode()
+    mode, why = wandb_run._wandb_mode()
     assert mode == "offline" and "the key is not usable" in why
 
 

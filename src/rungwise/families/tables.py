@@ -8,6 +8,9 @@ from typing import Any
 
 from .families import Family
 
+# In how many cells words stand that are said once, below the table.
+MANY = 3
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -45,10 +48,13 @@ def in_words(tried: Tried) -> str:
 def table_of_named(rows: dict[Family, Tried], techniques: Sequence[str]) -> str:
     """The table of the families by name, and how near the losses were."""
     lines = [f"| family | model class | {' | '.join(techniques)} |", f"| --- | --- |{' --- |' * len(techniques)}"]
+    notes = _notes(rows)
     for family, tried in rows.items():
-        texts = [tried.cells[name].text if tried.cells else in_words(tried) for name in techniques]
-        lines.append(f"| {family.name} | `{family.model_class}` | {' | '.join(map(_cell, texts))} |")
-    return "\n".join([*lines, "", *_distances(rows, techniques)])
+        cells = [
+            _text(family, tried.cells.get(name), notes) if tried.cells else in_words(tried) for name in techniques
+        ]
+        lines.append(f"| {family.name} | `{family.model_class}` | {' | '.join(map(_cell, cells))} |")
+    return "\n".join([*lines, "", *_note_lines(notes), *_distances(rows, techniques)])
 
 
 def whole_table(rows: dict[Family, Tried], techniques: Sequence[str], where: str) -> str:
@@ -57,20 +63,21 @@ def whole_table(rows: dict[Family, Tried], techniques: Sequence[str], where: str
         "# Every causal language model of Transformers",
         "",
         "Each is made small from its default config alone and trained for four optimizer steps in fp32, and so with "
-        "each technique, as in [README.md](README.md). `refused` is what a run says before its first step, or after "
-        "it if the loss is not one of all tokens of a step.",
+        "each technique, as in [Your own model and data](own_model.md#families-of-models). `refused` is what a run "
+        "says before its first step, or after it if the loss is not one of all tokens of a step.",
         "",
         counts(rows, techniques),
         "",
         f"| model type | model class | fp32 | {' | '.join(techniques)} |",
         f"| --- | --- | --- |{' --- |' * len(techniques)}",
     ]
+    notes = _notes(rows)
     for family, tried in sorted(rows.items(), key=lambda item: item[0].name):
         fp32 = in_words(tried) if tried.status != "ok" else f"ok{', draws random numbers' * tried.draws}"
         fp32 += f", trains {tried.trained:.1%}" * (tried.trained < 1)
-        texts = [fp32, *(tried.cells[name].text if tried.cells else "" for name in techniques)]
+        texts = [fp32, *(_text(family, tried.cells.get(name), notes) for name in techniques)]
         lines.append(f"| {family.name} | `{family.model_class}` | {' | '.join(map(_cell, texts))} |")
-    return "\n".join([*lines, "", *_distances(rows, techniques), "", where, ""])
+    return "\n".join([*lines, "", *_note_lines(notes), *_distances(rows, techniques), "", where, ""])
 
 
 def counts(rows: dict[Family, Tried], techniques: Sequence[str]) -> str:
@@ -86,9 +93,32 @@ def counts(rows: dict[Family, Tried], techniques: Sequence[str]) -> str:
     return "; ".join(words) + "."
 
 
+def _notes(rows: dict[Family, Tried]) -> dict[str, int]:
+    """Numbers of the words that stand in many cells, but for whom they are said of: they are said once."""
+    texts = Counter(_of_it(family, cell.text) for family, tried in rows.items() for cell in tried.cells.values())
+    return {text: number for number, text in enumerate((t for t in texts if ":" in t and texts[t] >= MANY), 1)}
+
+
+def _note_lines(notes: dict[str, int]) -> list[str]:
+    lines = [f"({number}) {text.partition(': ')[2]}" for text, number in notes.items()]
+    return [line for one in lines for line in (one, "")]
+
+
+def _text(family: Family, cell: Cell | None, notes: dict[str, int]) -> str:
+    """What a cell says, or its first word and the number of the note that says the rest."""
+    if cell is None:
+        return ""
+    number = notes.get(_of_it(family, cell.text))
+    return f"{cell.text.partition(':')[0]} ({number})" if number else cell.text
+
+
+def _of_it(family: Family, text: str) -> str:
+    return re.sub(rf"\b({family.model_class}|{family.model_type})\b", "it", text)
+
+
 def _kind(family: Family, tried: Tried) -> str:
     """What a refusal says, without whom it says it of and without particulars."""
-    return re.split("[:;,]", re.sub(rf"\b({family.model_class}|{family.model_type})\b", "it", tried.reason))[0]
+    return re.split("[:;,]", _of_it(family, tried.reason))[0]
 
 
 def _cell(text: str) -> str:

@@ -170,7 +170,7 @@ class Ladder:
 
         A finished ladder that was only looked at again has nothing new to tell.
         """
-        from ..tracking import track_report
+        from ..tracking.ladder_report import track_report
 
         return [] if self._started is None else track_report(report, self.folder, self.group)
 

@@ -14,6 +14,7 @@ from .table_text import CELLS, disturbed_line, escaped, markdown_table
 BESIDE = {"config", "precision", "micro_batch_size", "output_dir"}
 PRECISIONS = {"no": "fp32"}
 TURNED_ON = "turned on"
+VERDICTS = ("PASS", "FAIL", "SKIP")
 
 
 def ladder_section(folder: Path, columns: Sequence[str]) -> str:
@@ -34,10 +35,10 @@ def ladder_section(folder: Path, columns: Sequence[str]) -> str:
 
 def checks_line(report: Report) -> str:
     """How many checks came out how, and those that failed."""
-    counts = {verdict: sum(check.verdict == verdict for check in report.checks) for verdict in ("PASS", "FAIL")}
-    failed = (f" {c.claim} ({' → '.join(c.rungs)}): {c.measured}, bound {c.bound}." for c in report.checks)
-    wrong = "".join(words for words, check in zip(failed, report.checks, strict=True) if check.verdict == "FAIL")
-    return f"Checks: {counts['PASS']} PASS, {counts['FAIL']} FAIL.{escaped(wrong) and ' ' + escaped(wrong)}"
+    counts = {verdict: sum(check.verdict == verdict for check in report.checks) for verdict in VERDICTS}
+    failed = [check for check in report.checks if check.verdict == "FAIL"]
+    wrong = "".join(f" {c.claim} ({' → '.join(c.rungs)}): {c.measured}, bound {c.bound}." for c in failed)
+    return f"Checks: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.{wrong}"
 
 
 def changed(before: RungResult | None, rung: RungResult) -> str:

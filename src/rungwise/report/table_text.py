@@ -129,7 +129,7 @@ CELLS: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Any]], str]]] = 
     "owners": ("params / grads / optimizer / activations", lambda row, _: _owners(row)),
     "step": ("step ms (spread)", lambda row, _: _step(row)),
     "tokens_per_second": ("tokens/s", lambda row, _: _number(row["tokens_per_second"])),
-    "speed_vs_first": ("vs first", lambda row, first: _speed_change(row, first)),
+    "speed_vs_first": ("speed vs first", lambda row, first: _speed_change(row, first)),
     "model_tflops": ("TFLOP/s", lambda row, _: _number(row["model_tflops"], 2)),
     "utilization": ("utilization", lambda row, _: _utilization(row)),
     "compile": ("compile s", lambda row, _: _number(row["compile_seconds"], 1)),

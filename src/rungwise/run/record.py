@@ -34,6 +34,8 @@ class Record:
     activations: dict[str, Any] = field(default_factory=dict)
     # Why a figure is not there, by its name, of those whose meters failed.
     not_measured: dict[str, str] = field(default_factory=dict)
+    # Where the tracked run is, as `Tracker.about` says.
+    tracker: dict[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     # How many of the steps an earlier process took: their losses are the run's, their speed is not this process's.
     restored_steps: int = 0
@@ -144,6 +146,7 @@ class Record:
                 "profile": self.profile,
                 "activations": self.activations,
                 "not_measured": self.not_measured,
+                "tracker": self.tracker,
             }
         )
 
@@ -159,6 +162,8 @@ class Record:
             f"{prefix}/{key}": value for group, prefix in PREFIXES.items() for key, value in result[group].items()
         }
         losses = {f"loss/{key}": result["loss"][key] for key in ("first", "last") if result["loss"]}
+        if held_out := result["loss"].get("eval"):
+            losses["loss/held_out"] = held_out[-1]["loss"]
         kept = {"activations/total_mib": self.activations["total_mib"]} if self.activations else {}
         lost = {f"not_measured/{name}": why for name, why in self.not_measured.items()}
         return redacted({"status": self.status, "reason": self.reason, **losses, **figures, **kept, **lost})

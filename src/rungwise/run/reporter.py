@@ -51,15 +51,19 @@ class Reporter:
             print(redacted(block), flush=True)
             self.progress = console.Progress(self._settings.max_steps)
             if resumed is None:
-                self.tracker = tracking.build_tracker(self._settings, record.config())
+                self._track(record)
 
     def resume(self, record: Record, resumed: Path, tracked: str | None, done: int) -> None:
         """Takes over the files and the tracked run of an earlier process, after so many steps."""
         if is_main():
             self._files.set_aside(resumed)
             self._files.begin(record)
-            self.tracker = tracking.build_tracker(self._settings, record.config(), tracked)
+            self._track(record, tracked)
             self.progress.resume(done)
+
+    def _track(self, record: Record, tracked: str | None = None) -> None:
+        self.tracker = tracking.build_tracker(self._settings, record.config(), tracked)
+        record.tracker = self.tracker.about()
 
     def add(self, step: int, row: dict[str, Any], evaluation: Mapping[str, float]) -> None:
         """Keeps the metrics of a step, and of an evaluation after it."""
