@@ -1,7 +1,7 @@
 """What the loop of ablate.py costs beside a bare PyTorch loop and transformers.Trainer, rung by rung, in turns.
 
     python recipes/bench.py
-    python recipes/bench.py --rounds 12
+    python recipes/bench.py --heats 4
     python recipes/bench.py --report_only runs/bench --readme
 
 Flags of ablate.py for the model, its data, the batch and the training go to every rung. The exit code is 0 only if
@@ -21,7 +21,7 @@ from typing import Any
 from rungwise.bench import rungs, tables
 from rungwise.bench.checks import Bench, bf16_pays, run_checks
 from rungwise.bench.figures import Rung
-from rungwise.bench.race import race
+from rungwise.bench.race import joined, race
 from rungwise.data.opened import Opening
 from rungwise.device import measured_accelerator
 from rungwise.environment import machine
@@ -46,7 +46,9 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="turns that each engine has on a rung [6]")
+    words = "times that each engine is started on a rung: one process may be luckier than another [2]"
+    parser.add_argument("--heats", type=int, default=2, metavar="N", help=words)
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns that each has in a heat [3]")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="optimizer steps of a turn [2]")
     parser.add_argument("--output_dir", default="runs/bench", metavar="DIR", help="where everything goes [runs/bench]")
     parser.add_argument("--report_only", metavar="DIR", help="only write the tables of a folder again")
@@ -85,8 +87,9 @@ def read(folder: Path, extra: Sequence[str]) -> Bench:
 
 def run(options: argparse.Namespace, extra: Sequence[str], folder: Path) -> Bench:
     """Measures, and writes `bench.json`."""
-    if options.rounds < 2 or options.steps < 1 or options.rounds * options.steps < LEAST_TIMED_STEPS:
-        given = f"--rounds {options.rounds} --steps {options.steps}"
+    rounds, turns = options.heats * options.rounds, options.heats * options.rounds * options.steps
+    if min(options.heats, options.rounds, options.steps) < 1 or rounds < 2 or turns < LEAST_TIMED_STEPS:
+        given = f"--heats {options.heats} --rounds {options.rounds} --steps {options.steps}"
         raise SettingsError([f"{given}: give 2 rounds or more, and {LEAST_TIMED_STEPS} steps or more in all of them"])
     started = time.monotonic()
     # A Trainer would spread its rows over all GPUs that it sees.
@@ -100,14 +103,15 @@ def run(options: argparse.Namespace, extra: Sequence[str], folder: Path) -> Benc
         if rung is compared[-1]:
             entries["trainer_default"] = compared[0].arguments
         print(f"{rung.name}: {', '.join(tables.ENGINES[engine] for engine in entries)}", flush=True)
-        rounds = options.rounds if rung is not least else 0
-        laps = race(entries, folder / rung.name, rounds, options.steps)
+        heats = range(1, options.heats + 1) if rung is not least else (1,)
+        turns = options.rounds if rung is not least else 0
+        laps = joined([race(entries, folder / rung.name / f"heat-{n}", turns, options.steps) for n in heats])
         asked = settings[rung.name]
         tokens = options.steps * asked.global_batch_size * (asked.block_size - 1)
         raced.append(Rung(rung.name, shlex.join(rung.arguments), tokens, {lap.engine: lap for lap in laps}))
         show(raced[-1])
     took = time.monotonic() - started
-    bench = Bench(raced[:-1], raced[-1], gflops, environment, options.rounds, options.steps, took)
+    bench = Bench(raced[:-1], raced[-1], gflops, environment, options.heats, options.rounds, options.steps, took)
     write_json(folder / "bench.json", bench.as_dict())
     return bench
 

@@ -60,7 +60,7 @@ NOT_QUICK: tuple[str, ...] = (
     "test_devices.py",
     "test_secrets.py",
     "test_threads.py",
-    "test_tracking.py",
+    "tracking/test_tracking.py",
     "trainer/test_callback.py",
     "trainer/test_ranks.py",
     "trainer/test_rung.py",

@@ -21,7 +21,7 @@ def raced(monkeypatch):
     asked = []
 
     def race(entries, folder, rounds, steps):
-        asked.append((folder.name, dict(entries), rounds, steps))
+        asked.append((folder.parent.name, dict(entries), rounds, steps))
         peaks = {"ours": 90.0 if rounds else 5.0}
         return [Lap(name, [0.5] * rounds, peaks.get(name, 100.0), 3.0, 2) for name in entries]
 
@@ -32,7 +32,7 @@ def raced(monkeypatch):
 
 
 def test_every_rung_has_three_engines_and_the_fastest_the_defaults_beside_them(raced, tmp_path, capsys):
-    assert bench.main(["--rounds", "5", "--output_dir", str(tmp_path), *TINY]) == 1
+    assert bench.main(["--heats", "1", "--rounds", "5", "--output_dir", str(tmp_path), *TINY]) == 1
     assert [name for name, *_ in raced] == [*rungs.DEFAULT, "fp32-compile", "adamw-8bit"]
     assert all(list(entries) == ["ours", "bare", "trainer"] for _, entries, *_ in raced[:5])
     assert raced[5][1]["trainer_default"] == raced[0][1]["ours"]
@@ -51,7 +51,7 @@ def test_every_rung_has_three_engines_and_the_fastest_the_defaults_beside_them(r
 
 
 def test_the_tables_can_be_written_again_and_put_into_the_readme(raced, tmp_path, monkeypatch):
-    bench.main(["--rounds", "5", "--output_dir", str(tmp_path)])
+    bench.main(["--heats", "1", "--rounds", "5", "--output_dir", str(tmp_path)])
     first = (tmp_path / "bench.md").read_text(encoding="utf-8")
     (tmp_path / "bench.md").unlink()
     readme = tmp_path / "README.md"
@@ -88,7 +88,10 @@ def test_the_bare_loop_is_asked_for_what_it_has_alone(flags, bare):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--rounds", "4"], "--rounds 4 --steps 2: give 2 rounds or more, and 10 steps or more in all of them"),
+        (
+            ["--rounds", "2"],
+            "--heats 2 --rounds 2 --steps 2: give 2 rounds or more, and 10 steps or more in all of them",
+        ),
         (["--max_steps", "5"], "--max_steps: the rungs are compared by engines that do not all serve it"),
         (["--packing", "false"], "--packing: the rungs are compared by engines that do not all serve it"),
         (["--use_peft"], "--use_peft: the rungs are compared by engines that do not all serve it"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rungwise.bench import race as racing
 from rungwise.bench.players import Failed
-from rungwise.bench.race import CACHE, race
+from rungwise.bench.race import CACHE, Lap, joined, race
 
 import pytest
 
@@ -78,6 +78,17 @@ def test_they_share_what_is_compiled_and_leave_the_environment_as_it_was(played,
     one, same, other, again = (call[2] for call in played.calls if call[1] == "start")
     assert one == same != other == again != "elsewhere"
     assert not Path(one).exists() and not Path(other).exists()
+
+
+def test_heats_are_one_lap_an_engine():
+    first = [Lap("ours", [1.0, 2.0], 5.0, 3.0, 2), Lap("bare", [1.5], 5.0, 3.0, 2)]
+    second = [Lap("ours", [4.0], 6.0, 3.0, 2), Lap("bare", failed="it broke")]
+    ours, bare = joined([first, second])
+    assert (ours.seconds, ours.peak_mib, ours.loss, ours.threads, ours.failed) == ([1.0, 2.0, 4.0], 6.0, 3.0, 2, None)
+    assert (bare.seconds, bare.peak_mib, bare.failed) == ([], None, "it broke")
+    # A heat of no turns, for its memory alone.
+    [least] = joined([[Lap("ours", [], 5.0, 3.0, 2)]])
+    assert (least.seconds, least.peak_mib) == ([], 5.0)
 
 
 @pytest.mark.parametrize("where", ["ready", "turn", "release", "figures"])

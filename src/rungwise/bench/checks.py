@@ -31,7 +31,8 @@ class Bench:
         least: the rung of the least memory, by `ablate.py` alone.
         gflops: of a square product in fp32 and in bf16.
         environment: as `environment.machine` has it.
-        rounds: that each engine had on a rung.
+        heats: how often each engine was started on a rung.
+        rounds: that each had in a heat.
         steps: of a round.
         seconds: that all of it took.
     """
@@ -40,6 +41,7 @@ class Bench:
     least: Rung
     gflops: dict[str, float]
     environment: dict[str, Any]
+    heats: int
     rounds: int
     steps: int
     seconds: float

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,21 @@ def race(
             for player in playing.players.values():
                 player.end()
     return list(playing.laps.values())
+
+
+def joined(heats: Sequence[Sequence[Lap]]) -> list[Lap]:
+    """The laps of several heats, whose processes are others, as one lap an engine.
+
+    Their rounds follow one another, the peak is the largest, the rest is the first one's. An engine that failed in one
+    heat has failed.
+    """
+    laps = []
+    for each in zip(*heats, strict=True):
+        failed = next((lap.failed for lap in each if lap.failed), None)
+        seconds = [] if failed else [one for lap in each for one in lap.seconds]
+        peak = None if failed else max(lap.peak_mib for lap in each)
+        laps.append(replace(each[0], seconds=seconds, peak_mib=peak, failed=failed))
+    return laps
 
 
 @dataclass

@@ -20,15 +20,17 @@ HEADS = (
 NOTES = """\
 Tokens/s are those of `recipes/ablate.py`, all that it does beside training included, and in times those of the same
 training by a bare PyTorch loop (`src/rungwise/bench/bare.py`) and by `transformers.Trainer` with the same techniques.
-Each engine has a fresh process on each rung, with {threads} threads on the CPU; they take turns of {steps} steps. A
-ratio is the median of {rounds} rounds, with their 10th and 90th percentile. Where it is disturbed, rounds were too
-unequal, and nothing is decided. The peak is the allocator's, over building the model and one whole step that is not
-among the timed ones."""
+Each engine is started in {heats} heats on each rung, with {threads} threads on the CPU; they take turns of {steps}
+steps, {rounds} in a heat. A ratio is the median of all rounds, with their 10th and 90th percentile. Where it is
+disturbed, rounds were too unequal, and nothing is decided. The peak is the allocator's, over building the model and
+one whole step that is not among the timed ones."""
 
 
 def page(bench: Bench) -> str:
     """`bench.md`: the table, what it means, losses, the checks, and the flags of each rung."""
-    notes = NOTES.format(steps=bench.steps, rounds=bench.rounds, threads=bench.environment["threads"])
+    notes = NOTES.format(
+        steps=bench.steps, heats=bench.heats, rounds=bench.rounds, threads=bench.environment["threads"]
+    )
     lines = ["# Bench", "", *_head(bench), "", notes, "", *losses(bench.rungs), "", "## Checks", ""]
     lines += ["| check | rung | verdict | measured | bound |", "| --- | --- | --- | --- | --- |"]
     for check in run_checks(bench):
