@@ -158,7 +158,7 @@ def test_every_end_is_a_row_and_a_run_of_one_group(home, start):
         assert part in text
     assert "check/every technique was active" in text
     # The table says which run each rung is; it lies in a file of the report's.
-    [table] = (home / "runs/some/wandb").glob("*/files/media/table/report/table_*.json")
+    [table] = (home / "runs/some/wandb").glob("offline-run-*/files/media/table/report/table_*.json")
     ids = {row[0] for row in json.loads(table.read_text(encoding="utf-8"))["data"]}
     assert {result_of(home, rung)["tracker"].get("id") for rung in statuses} == ids
     assert "git root" not in errors and "Traceback" not in errors
