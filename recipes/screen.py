@@ -9,6 +9,7 @@ import argparse
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -35,6 +36,8 @@ NAMED = {
     "cyan": "#56b6c2",
     "white": "#d8dee4",
 }
+# The second has the dots that curves on a terminal are made of.
+FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]
 POINTS = 9
 
 
@@ -45,11 +48,13 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=130, metavar="N", help="of the terminal [%(default)s]")
     parser.add_argument("--lines", type=int, default=38, metavar="N", help="of the terminal [%(default)s]")
     parser.add_argument("--seconds", type=float, default=8, metavar="S", help="until it is drawn [%(default)s]")
-    parser.add_argument("--keys", default="", help="that are pressed half way")
+    parser.add_argument("--keys", default="", help="that are pressed half way, with escapes as \\x1b")
+    parser.add_argument("--cut", type=int, default=0, metavar="N", help="of the last lines that are not drawn")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args()
-    screen = shown(asked.command, asked.columns, asked.lines, asked.seconds, asked.keys)
-    draw(screen, asked.output)
+    keys = asked.keys.encode().decode("unicode_escape")
+    screen = shown(asked.command, asked.columns, asked.lines, asked.seconds, keys)
+    draw(screen, asked.lines - asked.cut, asked.output)
 
 
 def shown(command: list[str], columns: int, lines: int, seconds: float, keys: str) -> pyte.Screen:
@@ -64,7 +69,9 @@ def shown(command: list[str], columns: int, lines: int, seconds: float, keys: st
     began, pressed = time.monotonic(), not keys
     while (passed := time.monotonic() - began) < seconds:
         if not pressed and passed > seconds / 2:
-            os.write(terminal, keys.encode())
+            for key in re.findall("\x1b\\[[0-9]*[A-Za-z~]|.", keys, re.DOTALL):
+                os.write(terminal, key.encode())
+                time.sleep(0.3)
             pressed = True
         if select.select([terminal], [], [], 0.1)[0]:
             try:
@@ -76,14 +83,14 @@ def shown(command: list[str], columns: int, lines: int, seconds: float, keys: st
     return screen
 
 
-def draw(screen: pyte.Screen, path: Path) -> None:
-    """Draws each cell in its colours."""
+def draw(screen: pyte.Screen, lines: int, path: Path) -> None:
+    """Draws each cell of the first lines in its colours."""
     width, height = POINTS * 0.602 / 72, POINTS * 1.25 / 72
-    figure = plt.figure(figsize=(screen.columns * width, screen.lines * height), facecolor=BACKGROUND)
+    figure = plt.figure(figsize=(screen.columns * width, lines * height), facecolor=BACKGROUND)
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, screen.columns), ylim=(screen.lines, 0))
+    axes.set(xlim=(0, screen.columns), ylim=(lines, 0))
     axes.set_axis_off()
-    for line in range(screen.lines):
+    for line in range(lines):
         for column in range(screen.columns):
             cell = screen.buffer[line][column]
             front, back = colour(cell.fg, FOREGROUND), colour(cell.bg, BACKGROUND)
@@ -92,7 +99,7 @@ def draw(screen: pyte.Screen, path: Path) -> None:
                 axes.add_patch(Rectangle((column, line), 1, 1, facecolor=back, linewidth=0))
             if cell.data.strip():
                 weight = "bold" if cell.bold else "normal"
-                words = {"family": "DejaVu Sans Mono", "size": POINTS, "color": front, "weight": weight}
+                words = {"family": FONTS, "size": POINTS, "color": front, "weight": weight}
                 axes.text(column + 0.5, line + 0.5, cell.data, ha="center", va="center", **words)
     figure.savefig(path, dpi=110)
     plt.close(figure)
