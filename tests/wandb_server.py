@@ -3,6 +3,7 @@
 import gzip
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,8 +57,14 @@ class Server:
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
-    """The server, on a free port, while the context lasts."""
+def serving(status: int = 200, seconds: float = 0.0, at: str = "/") -> Iterator[Server]:
+    """The server, on a free port, while the context lasts.
+
+    Args:
+        status: of its answers to what is sent below `at`.
+        seconds: that these take.
+        at: the start of a path: `/graphql` begins a run, `/files` takes its rows.
+    """
     server = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -71,7 +78,9 @@ def serving() -> Iterator[Server]:
                 asked = json.loads(body)
                 content = {"data": server.answer(asked["query"], asked.get("variables") or {})}
             answer = json.dumps(content).encode()
-            self.send_response(200)
+            troubled = self.path.startswith(at)
+            time.sleep(seconds if troubled else 0)
+            self.send_response(status if troubled else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()

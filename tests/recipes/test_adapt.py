@@ -188,7 +188,7 @@ def test_the_compiler_and_the_tracker_are_given_their_flags(mine, monkeypatch):
 
     monkeypatch.setattr("rungwise.techniques.torch_compile.CompileRecord", Compiler)
     told = {}
-    monkeypatch.setattr(tracking, "build_tracker", lambda settings, config: told.update(config) or tracking.Tracker())
+    monkeypatch.setattr(tracking, "build_tracker", lambda _, config, *__: told.update(config) or tracking.Tracker())
     assert mine(**COMPILER, **TRACKER).reason == str(COMPILER)
     assert TRACKER.items() <= told.items()
 

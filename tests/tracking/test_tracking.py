@@ -160,7 +160,8 @@ def test_what_the_person_says_of_wandb_goes_before_our_defaults(tmp_path, monkey
     # Nothing is said of WANDB_ENTITY and its like, which W&B reads by itself.
     assert not options.keys() & {"entity", "tags", "notes"}
     assert (options["name"], options["job_type"]) == ("mine", "sweep")
-    assert options["dir"] == str(tmp_path / "elsewhere") and options["settings"].init_timeout != 30
+    assert options["dir"] == str(tmp_path / "elsewhere")
+    assert options["settings"].init_timeout != wandb_run.DEFAULTS["init_timeout"]
     assert options["settings"].silent is True
     assert told("--run_name", "flagged")["name"] == "flagged"
 

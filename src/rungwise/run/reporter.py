@@ -4,6 +4,7 @@ import copy
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from .. import tracking
 from ..loop import Step
 from ..redact import redacted
 from ..settings.fields import Settings
+from ..tracking.safe import SafeTracker
 from . import console
 from . import rank_errors as ranks
 from .files import Files
@@ -62,7 +64,9 @@ class Reporter:
             self.progress.resume(done)
 
     def _track(self, record: Record, tracked: str | None = None) -> None:
-        self.tracker = tracking.build_tracker(self._settings, record.config(), tracked)
+        name, config = self._settings.report_to, record.config()
+        build = partial(tracking.build_tracker, self._settings, config, tracked)
+        self.tracker = SafeTracker("W&B" if name == "wandb" else name, build)
         record.tracker = self.tracker.about()
 
     def add(self, step: int, row: dict[str, Any], evaluation: Mapping[str, float]) -> None:

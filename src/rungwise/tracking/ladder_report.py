@@ -1,5 +1,6 @@
 """A ladder's report as a run of its own, beside those of its rungs."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from accelerate import PartialState
 from ..report.report import Report
 from ..report.rung_result import RungResult
 from ..report.table import conditions
+from .safe import SafeTracker
 from .wandb_run import WandbTracker, wandb_table
 
 # Bars of a column of the table, by their names in W&B.
@@ -30,7 +32,8 @@ def track_report(report: Report, folder: Path, group: str) -> list[str]:
     # One report a group, also when a ladder is continued.
     names = {"name": "report", "group": group, "job_type": "report", "id": f"{group}-report", "resume": "allow"}
     config = {**shared["settings"], **shared}
-    tracker = WandbTracker(tracked[0]["project"], folder, config, several=True, **names)
+    begin = partial(WandbTracker, tracked[0]["project"], folder, config, several=True, **names)
+    tracker = SafeTracker("W&B", begin)
     checks = {f"check/{c.claim} ({' to '.join(c.rungs)})": f"{c.verdict}: {c.measured}" for c in report.checks}
     paid = {f"break_even/{row['rung']}": f"{row['break_even']} ({row['eager']})" for row in report.compiled}
     tracker.log(_content(report), step=0)

@@ -34,6 +34,9 @@ class Tracker:
         """Ends the run. Returns lines that tell a person where it is."""
         return []
 
+    def abandon(self) -> None:
+        """Lets go of a run that has failed, so that it is not tried again when the process ends."""
+
 
 class AccelerateTracker(Tracker):
     """One of Accelerate's trackers. It has no summary of its own, so the figures are a last row."""

@@ -1,5 +1,6 @@
 """A run in W&B, on top of Accelerate's tracker."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from .tracker import Tracker
 OF_TOKENS = ("train", "eval")
 # How W&B is used, unless the person says otherwise in WANDB_SILENT and its like. What it collects by itself (the
 # command, its paths, the repository's address, what is printed) may tell secrets; the config is redacted.
-DEFAULTS = {"silent": True, "init_timeout": 30, "disable_job_creation": True}
+DEFAULTS = {"silent": True, "disable_job_creation": True}
+# Seconds for a server that does not answer: a run that waits for it trains nothing, and what it keeps can be sent later.
+DEFAULTS |= {"init_timeout": 10, "finish_timeout": 30, "finish_timeout_raises": True}
 DEFAULTS |= {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off"}
 DEFAULTS |= {"host": HIDDEN, "program": HIDDEN}
 
@@ -94,15 +97,26 @@ class WandbTracker(Tracker):
     def finish(self, failed: bool) -> list[str]:
         if self._run.disabled:
             return ["W&B is disabled by WANDB_MODE"]
-        self._run.finish(exit_code=int(failed))
+        try:
+            self._run.finish(exit_code=int(failed))
+            unsent = ""
+        except TimeoutError:
+            unsent = f" (not all was sent within {self._run.settings.finish_timeout:g} s)"
         # What W&B notes for itself beside the run has its paths.
         for log in Path(self._run.settings.sync_dir, "logs").glob("*.log"):
             log.write_text(redacted(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
-        if not self._run.offline:
-            return [self._run.url]
         folder = Path(os.path.relpath(self._run.settings.sync_dir))
+        if not self._run.offline:
+            return [f"{self._run.url}{unsent}", *([f"send the rest later: wandb sync {folder}"] if unsent else [])]
         look, send = (folder.parent, folder.parent / "offline-run-*") if self._several else (folder, folder)
         return [f"offline{self._why}; look: wandb leet {look}", f"send it later: wandb sync {send}"]
+
+    def abandon(self) -> None:
+        import wandb
+
+        # What W&B would do at the end of the process it does now, and has failed by then.
+        with contextlib.suppress(Exception):
+            wandb.teardown()
 
 
 def wandb_table(rows: list[dict[str, Any]]) -> Any:
