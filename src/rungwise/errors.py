@@ -1,6 +1,7 @@
 """One message for everything that is wrong with a call."""
 
 import difflib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,9 +26,13 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
-def is_blocked(folder: str) -> bool:
-    """Whether a file stands where a folder is to be."""
-    return any(path.is_file() for path in (Path(folder), *Path(folder).parents))
+def no_folder(folder: str) -> str | None:
+    """Why nothing can be written into a folder, which need not be there yet, with the remedy; None if it can."""
+    places = [folder, *map(str, Path(folder).parents)]
+    if any(os.path.isfile(place) for place in places):
+        return "a file stands in the way; name a folder"
+    there = next(place for place in places if os.path.exists(place))
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to; name another folder"
 
 
 def closest_file(path: str, *folders: str) -> str:

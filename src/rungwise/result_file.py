@@ -67,8 +67,12 @@ def plain(value: Any) -> Any:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a file beside itself and renames it, so that a reader never sees half of one. No secret is written."""
     temporary = path.with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(redacted(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(redacted(content), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk has no room for half of one
+        raise
 
 
 def write_result(folder: Path, content: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Terminated(BaseException):
@@ -37,16 +38,18 @@ class Signals:
         if hang_up and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             self._numbers.append(signal.SIGHUP)
         self._at_once = at_once
+        self._previous: dict[int, Any] = {}
         self._holding = self._over = False
         self._waiting: BaseException | None = None
 
     def __enter__(self) -> "Signals":
-        self._previous = {number: signal.signal(number, self._handle) for number in self._numbers}
         if self._at_once is not None:
             self._sender, receiver = socket.socketpair()
             self._sender.setblocking(False)
             self._previous_sender = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
             threading.Thread(target=self._watch, args=(receiver, self._at_once), daemon=True).start()
+        for number in self._numbers:  # last, since from here on they raise
+            self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -93,6 +93,17 @@ def test_a_finished_run_that_is_asked_to_end_is_still_finished(two, monkeypatch,
     assert (run.exit_code, result_of(two)["status"]) == (0, "ok")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_anything_is_trained(settings, monkeypatch, number):
+    """While the run takes its folder: there is no block yet that it could be raised in."""
+    at(monkeypatch, "rungwise.run.record.Record.write", lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught, Run(settings):
+        pytest.fail("it has begun")
+    assert caught.value.code == 128 + number and signal.getsignal(number) is before
+    assert result_of(settings)["reason"].endswith("ed after 0 steps")
+
+
 def test_ctrl_c_does_not_wait_for_a_tracker(settings, monkeypatch):
     """All is written by then, and what is left may be a slow connection."""
     with pytest.raises(KeyboardInterrupt), Run(settings) as run:

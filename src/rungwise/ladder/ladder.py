@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from ..errors import SettingsError, is_blocked
+from ..errors import SettingsError, no_folder
 from ..report.report import Report
 from ..result_file import read_result, write_json
 from ..settings.choices import ENGINES
@@ -179,12 +179,12 @@ def refuse_folder(folder: Path) -> None:
     """Refuses a ladder's folder that cannot be made, before there is one.
 
     Raises:
-        SettingsError: its name is none, or a file stands in the way.
+        SettingsError: its name is none, a file stands in the way, or nothing can be written there.
     """
     errors: list[str] = []
     checked("output_dir", str(folder), "--output_dir", errors)
-    if not errors and is_blocked(str(folder)):
-        errors.append(f"--output_dir {folder}: a file stands in the way; name a folder")
+    if not errors and (why_not := no_folder(str(folder))):
+        errors.append(f"--output_dir {folder}: {why_not}")
     if errors:
         raise SettingsError(errors)
 

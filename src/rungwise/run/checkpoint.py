@@ -22,7 +22,18 @@ from ..settings.fields import NAMING, Settings
 from .as_data import foreign, weights_only
 from .record import Record
 from .refusal import is_main
-from .saved_checkpoints import STEPS, damage, digest, find_checkpoint, is_in, keep_newest, put_in_place, read, sizes
+from .saved_checkpoints import (
+    PARTIAL,
+    STEPS,
+    damage,
+    digest,
+    find_checkpoint,
+    is_in,
+    keep_newest,
+    put_in_place,
+    read,
+    sizes,
+)
 from .status import lost_a_rank, outcome
 
 FLAG = "--resume_from_checkpoint"
@@ -51,27 +62,32 @@ def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Re
     """
     target = Path(record.settings.output_dir) / f"checkpoint-{record.steps[-1].number}"
     # A process that is killed while it writes leaves a folder that nobody takes for a checkpoint.
-    partial = target.with_name(f"{target.name}.partial")
+    partial = target.with_name(target.name + PARTIAL)
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(partial), safe_serialization=True)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        content = {
-            "settings": record.settings.as_dict(),
-            "scheduler": scheduler.state_dict(),
-            "steps": [dataclasses.asdict(step) for step in record.steps],
-            "evaluations": record.evaluations,
-            "data": record.data,
-            "tracked": tracked,
-            "files": sizes(partial),
-        }
-        # A learning rate may be a tensor, as torchao's optimizers keep it.
-        (partial / STEPS).write_text(json.dumps(content, default=float), encoding="utf-8")
-        put_in_place(partial, target)
-        if record.settings.save_total_limit:
-            keep_newest(target.parent, record.settings.save_total_limit)
+    try:
+        accelerator.save_state(str(partial), safe_serialization=True)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            content = {
+                "settings": record.settings.as_dict(),
+                "scheduler": scheduler.state_dict(),
+                "steps": [dataclasses.asdict(step) for step in record.steps],
+                "evaluations": record.evaluations,
+                "data": record.data,
+                "tracked": tracked,
+                "files": sizes(partial),
+            }
+            # A learning rate may be a tensor, as torchao's optimizers keep it.
+            (partial / STEPS).write_text(json.dumps(content, default=float), encoding="utf-8")
+            put_in_place(partial, target)
+            if record.settings.save_total_limit:
+                keep_newest(target.parent, record.settings.save_total_limit)
+    except BaseException:
+        # On a full disk, what is left of it takes the room of the result.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def load_checkpoint(

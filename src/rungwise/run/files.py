@@ -1,6 +1,8 @@
 """The files of one run: `result.json`, `metrics.jsonl`, the memory of one step over time. For the main process."""
 
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +14,17 @@ from . import saved_checkpoints as saved
 from .record import Record
 
 
+# Bytes that a run keeps free for its result, should the disk be full when it ends.
+RESERVE = 2**20
+
+
 class Files:
     """What a run writes into its folder. What an earlier one left there stays until this one has `begin`."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.begun = False
+        self._metrics, self._reserve = folder / "metrics.jsonl", folder / ".reserve"
 
     def begin(self, record: Record, done: int = 0) -> None:
         """Takes over the folder. Of the steps of an earlier run the first ones stay, if they are this run's, too.
@@ -27,10 +34,11 @@ class Files:
             done: how many those are.
         """
         self.begun = True
-        metrics = self.folder / "metrics.jsonl"
-        rows = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if done and metrics.exists() else []
-        metrics.write_text("".join(row for row in rows if json.loads(row)["step"] <= done), encoding="utf-8")
+        rows = self._metrics.read_text(encoding="utf-8").splitlines() if done and self._metrics.exists() else []
+        kept = [f"{row}\n" for row in rows if (step := _step(row)) is not None and step <= done]
+        self._metrics.write_text("".join(kept), encoding="utf-8")
         record.write(self.folder)
+        self._reserve.write_bytes(bytes(RESERVE))
 
     def set_aside(self, resumed: Path | None) -> None:
         """Sets an earlier run's checkpoints aside, but those that this run goes on from, and says so."""
@@ -38,26 +46,50 @@ class Files:
             print(words, flush=True)
 
     def add(self, step: int, row: dict[str, Any]) -> None:
-        """Keeps the metrics of one step."""
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **plain(row)}) + "\n")
+        """Keeps the metrics of one step: all of them, or none where the disk is full."""
+        size = self._metrics.stat().st_size
+        try:
+            with self._metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **plain(row)}) + "\n")
+        except OSError:
+            os.truncate(self._metrics, size)
+            raise
 
-    def write(self, record: Record) -> bool:
-        """Writes the result, but not over an earlier run's where this one could not begin. Returns whether it did."""
+    def write(self, record: Record) -> str | None:
+        """Writes the result. Returns why it could not, if so.
+
+        An earlier run's is left alone where this one could not begin.
+        """
         before = None if self.begun else read_result(self.folder)
         if before is not None and before["reason"] != UNFINISHED:
-            return False
-        record.write(self.folder)
-        return True
+            return f"the result in {self.folder} is still the earlier run's"
+        try:
+            self._reserve.unlink(missing_ok=True)
+            record.write(self.folder)
+        except OSError as error:
+            return f"the result cannot be written: {error}"
+        return None
 
     def end(self, record: Record, timeline: Sequence[tuple[float, int]]) -> None:
         """Writes the result, and the bytes that are held over the milliseconds of one step, if they are known.
 
-        The result of an earlier run is left alone by one that could not begin: its reason goes to stderr.
+        A result that cannot be written is no success; what it would have said goes to stderr.
         """
-        if not self.write(record):
-            print(f"{record.reason}\nthe result in {self.folder} is still the earlier run's", file=sys.stderr)
+        why_not = self.write(record)
+        if why_not:
+            print(f"{record.reason or record.status}\n{why_not}", file=sys.stderr)
+            if record.status == "ok":
+                record.status, record.reason = "failed", why_not
         elif timeline:
             lines = [f"{ms:.3f},{held / MIB:.3f}" for ms, held in timeline]
             text = "\n".join(["ms,allocated_mib", *lines]) + "\n"
-            (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
+            with contextlib.suppress(OSError):  # a picture less
+                (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
+
+
+def _step(row: str) -> int | None:
+    """The number of a row of metrics; None of one that a killed process has left half written."""
+    try:
+        return json.loads(row)["step"]
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -56,8 +56,14 @@ class Run:
         self.resumed = checkpoint.find_checkpoint(settings) if is_main() else None  # which tells the others
 
     def __enter__(self) -> "Run":
-        self.signals.__enter__()
-        self.reporter.enter(self.record, self.resumed)
+        try:
+            self.signals.__enter__()
+            self.reporter.enter(self.record, self.resumed)
+        except BaseException as error:
+            # What ends it before there is a `with` block ends it as any other run.
+            if self.__exit__(type(error), error, error.__traceback__):
+                raise SystemExit(self.exit_code) from error
+            raise
         return self
 
     def start(self, accelerator: Accelerator) -> Accelerator:
@@ -207,6 +213,7 @@ class Run:
             atexit.register(ranks.leave_group, self.accelerator)
         if is_main():
             self.reporter.end(record, error, self.exit_code, measured.memory.timeline if measured else ())
+            self.exit_code = self.exit_code or int(record.status != "ok")  # its result could not be written
             self.reporter.forecast(record)
             if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
                 self.signals.interruptible()

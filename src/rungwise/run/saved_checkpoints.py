@@ -22,6 +22,8 @@ STEP = {field.name for field in dataclasses.fields(Step)}
 EVALUATION = {"step", "loss"}
 # A checkpoint of the same step, while a newer one takes its place.
 OLD = ".old"
+# One that is being written.
+PARTIAL = ".partial"
 
 
 def find_checkpoint(settings: Settings) -> Path | None:
@@ -59,6 +61,8 @@ def keep_newest(folder: Path, limit: int) -> None:
 def set_aside(folder: Path, resumed: Path | None) -> str | None:
     """Moves checkpoints that are not of this run out of the way, so that `latest` never means one of them.
 
+    What a run that was killed had not written to its end is removed: it is of no use.
+
     Args:
         folder: the run's own.
         resumed: the checkpoint that the run goes on from. If it is in the same folder, those before it are the run's.
@@ -66,6 +70,8 @@ def set_aside(folder: Path, resumed: Path | None) -> str | None:
     Returns:
         What was done, in words, or None if there are none.
     """
+    for partial in folder.glob(f"checkpoint-*{PARTIAL}"):
+        shutil.rmtree(partial, ignore_errors=True)
     done = _step(resumed) if resumed and is_in(resumed, folder) else None
     steps = {path: _step(path) for path in sorted(folder.glob("checkpoint-*"))}
     others = [path for path, step in steps.items() if step is not None and (done is None or step > done)]

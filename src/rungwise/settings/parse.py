@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import is_blocked
+from ..errors import no_folder
 from . import accelerate_yaml, launcher
 from .accelerate_keys import REPLACED
 from .cli import LONGEST_NAME, checked, read_flags
@@ -107,8 +107,8 @@ def _derive(settings: Settings, origins: dict[str, str], errors: list[str]) -> S
         errors.append(f"--run_name {name}: too long for the name of a folder; give a shorter one")
     changes["run_name"] = name
     changes["output_dir"] = settings.output_dir or str(Path("runs") / name)
-    if is_blocked(changes["output_dir"]):
-        errors.append(f"--output_dir {changes['output_dir']}: a file stands in the way; name a folder")
+    if why_not := no_folder(changes["output_dir"]):
+        errors.append(f"--output_dir {changes['output_dir']}: {why_not}")
     for derived in changes:
         origins.setdefault(derived, "derived")
     for unset in FIELDS:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..device import device_name, native_precision
-from ..errors import is_blocked
+from ..errors import no_folder
 from ..settings.fields import Settings
 from .compile_notes import CompileNotes, ObservedCompile
 from .compile_record import CompileRecord
@@ -32,8 +32,8 @@ def validate(settings: Settings, device_type: str) -> list[str]:
         return []
     found, mode = missing_tools("--torch_compile", device_type), settings.torch_compile_mode
     cache = settings.torch_compile_cache_dir
-    if cache and is_blocked(cache):
-        found.append(f"--torch_compile_cache_dir {cache}: a file stands in the way; name a folder")
+    if cache and (why_not := no_folder(cache)):
+        found.append(f"--torch_compile_cache_dir {cache}: {why_not}")
     if device_type == "cpu" and mode != "default":
         from torch._inductor import list_mode_options
 
