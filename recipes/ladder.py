@@ -69,6 +69,10 @@ def report_only(options: argparse.Namespace, extra: list[str]) -> int:
         write_report(report, folder)
     except SettingsError:
         raise
+    except OSError as error:
+        raise SettingsError(
+            [f"{folder}: its report cannot be written ({error}); copy the folder elsewhere"]
+        ) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Results are files that anyone may have changed, in more ways than are looked for.
         why = f"{type(error).__name__}: {error}"

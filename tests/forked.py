@@ -1,8 +1,7 @@
-"""Runs of `recipes/ablate.py`, each a process of its own that need not import anything: it is forked from one that has.
+"""Runs of `recipes/ablate.py`, each a process that imports nothing: it is forked from one that has.
 
-That one reads a line of JSON for each run, and answers with the number of its process and, once that has ended, with its
-exit code: negative for a signal that ended it. It trains nothing itself: PyTorch's threads would not be there behind a
-fork.
+That one reads a line of JSON for each run, and answers with the number of its process and, once that has ended, with
+its exit code: negative for a signal that ended it. It trains nothing itself, since a fork has none of its threads.
 """
 
 import contextlib
@@ -38,6 +37,8 @@ class Forked:
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path):
         self._process, self._log = process, log
+        # Its files, as it sees them.
+        self.root = Path(f"/proc/{process.pid}/root")
 
     def start(self, *argv: str, before: str = "", **environment: str) -> int:
         """Starts a run with these arguments. Returns the number of its process.
@@ -64,11 +65,17 @@ class Forked:
 
 
 @contextlib.contextmanager
-def forking(folder: Path, **environment: str) -> Iterator[Forked]:
-    """Such a process, while the context lasts. What a run prints is kept in a folder."""
+def forking(folder: Path, *within: str, **environment: str) -> Iterator[Forked]:
+    """Such a process, while the context lasts.
+
+    Args:
+        folder: keeps what a run prints.
+        within: a command that becomes this process.
+        environment: on top of that of the tests.
+    """
     path = os.pathsep.join([ENVIRONMENT["PYTHONPATH"], str(ROOT / "recipes")])
     with subprocess.Popen(
-        [sys.executable, __file__],
+        [*within, sys.executable, __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -109,10 +116,10 @@ def serve() -> dict[str, Any] | None:
 
 def main() -> int:
     """Serves; and in each process that was forked, trains."""
-    import ablate
     from rungwise.run import measurement
     from rungwise.run.configure import build_datasets, configure
 
+    import ablate
     import torch
 
     torch.set_num_threads(1)

@@ -28,10 +28,10 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 def no_folder(folder: str) -> str | None:
     """Why nothing can be written into a folder, which need not be there yet, with the remedy; None if it can."""
-    places = [folder, *map(str, Path(folder).parents)]
-    if any(os.path.isfile(place) for place in places):
+    places = (Path(folder), *Path(folder).parents)
+    if any(place.is_file() for place in places):
         return "a file stands in the way; name a folder"
-    there = next(place for place in places if os.path.exists(place))
+    there = next(place for place in places if place.exists())
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to; name another folder"
 
 

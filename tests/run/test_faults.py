@@ -34,7 +34,7 @@ def forked(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(forked, tmp_path_factory):
-    """The losses of a run that nothing happens to, and in how many seconds it has its result: the second, as others."""
+    """The losses of a run that nothing happens to, and the seconds to its result: the second's, as others'."""
     folder = tmp_path_factory.mktemp("whole")
     for _ in range(2):
         began = time.time()

@@ -1,4 +1,4 @@
-"""W&B that cannot be reached, is slow, answers errors or is gone: the run is the same without it, and a line says so."""
+"""W&B that cannot be reached, is slow, fails or is gone: the run is the same without it, and a line says so."""
 
 import json
 

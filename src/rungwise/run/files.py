@@ -13,7 +13,6 @@ from ..result_file import UNFINISHED, plain, read_result
 from . import saved_checkpoints as saved
 from .record import Record
 
-
 # Bytes that a run keeps free for its result, should the disk be full when it ends.
 RESERVE = 2**20
 

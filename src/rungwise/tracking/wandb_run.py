@@ -16,7 +16,7 @@ OF_TOKENS = ("train", "eval")
 # How W&B is used, unless the person says otherwise in WANDB_SILENT and its like. What it collects by itself (the
 # command, its paths, the repository's address, what is printed) may tell secrets; the config is redacted.
 DEFAULTS = {"silent": True, "disable_job_creation": True}
-# Seconds for a server that does not answer: a run that waits for it trains nothing, and what it keeps can be sent later.
+# Seconds for a server that does not answer: who waits for it trains nothing, and what is kept can be sent later.
 DEFAULTS |= {"init_timeout": 10, "finish_timeout": 30, "finish_timeout_raises": True}
 DEFAULTS |= {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off"}
 DEFAULTS |= {"host": HIDDEN, "program": HIDDEN}
