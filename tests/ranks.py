@@ -16,6 +16,7 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, broadcast_object_list, set_seed
 from harness import LINES, build_dataset, build_datasets, ragged_rows, tiny_settings, train_tiny
+from torch import nn
 from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.profiler import ProfilerActivity, profile
 
@@ -67,7 +68,8 @@ PADDED = ("--dataset_name", LINES, "--packing", "false")
 STREAMED = (*PADDED, "--streaming")
 ACCUMULATED = ("--gradient_accumulation_steps", "4")
 CHECKPOINTED = ("--gradient_checkpointing",)
-FUSED = ("--fused_activation", "--linear_cross_entropy")
+# The loss in chunks where PyTorch has its operator.
+FUSED = ("--fused_activation", *(["--linear_cross_entropy"] if hasattr(nn, "LinearCrossEntropyOptions") else []))
 for engine, config in (("ddp", DDP), ("fsdp2", FSDP)):
     train(f"{engine}", config=config)
     train(f"{engine}-accum4", *ACCUMULATED, config=config)

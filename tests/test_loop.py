@@ -16,7 +16,9 @@ from rungwise.metrics.throughput import StepMeter
 import pytest
 import torch
 from harness import NoMemory, largest_difference, masked_rows, padded_rows, ragged_rows, tiny_settings, train_tiny
+from needs import EVERY_N_LAYERS, marked
 
+CHECKPOINTINGS = ["{}", '{"use_reentrant": true}', '{"every_n_layers": 2}']
 ROWS = {"packed": lambda: None, "ragged": ragged_rows, "padded": padded_rows}
 # fp32 sums the same numbers in another order; ten times what was seen, a hundredth of what one lost row would do.
 SAME_WEIGHTS = 1e-7
@@ -42,7 +44,7 @@ def test_accumulation_changes_nothing(case, accumulation):
     assert train_tiny(settings, rows).losses == pytest.approx(adamw.losses, abs=SAME_LOSS)
 
 
-@pytest.mark.parametrize("kwargs", ["{}", '{"use_reentrant": true}', '{"every_n_layers": 2}'])
+@pytest.mark.parametrize("kwargs", marked(CHECKPOINTINGS, {"every_n": EVERY_N_LAYERS}))
 def test_checkpointing_is_bitwise_equal(case, kwargs):
     rows, _, adamw = case
     flags = ["--max_steps", "6", "--gradient_checkpointing", "--gradient_checkpointing_kwargs", kwargs]

@@ -13,6 +13,7 @@ from rungwise.settings.parse import parse
 import pytest
 from harness import TINY
 from hypothesis import given, settings, strategies
+from needs import EVERY_N_LAYERS, LOSS_IN_CHUNKS
 
 WIDER = "vocab_size=128,n_positions=32,n_embd=32,n_layer=6,n_head=2"
 ROOMS = {
@@ -32,6 +33,8 @@ def names(question, count=1):
     return [question.candidate(level, count).name for level in question.levels()]
 
 
+@LOSS_IN_CHUNKS
+@EVERY_N_LAYERS
 def test_the_order_is_that_of_their_flops_and_what_trains_otherwise_comes_last():
     question = ask()
     tried = ["", "-lce", "-ckpt-every4", "-ckpt-every4-lce", "-ckpt-every2", "-ckpt-every2-lce", "-ckpt", "-ckpt-lce"]
@@ -44,6 +47,7 @@ def test_the_order_is_that_of_their_flops_and_what_trains_otherwise_comes_last()
     assert [level.changes != () for level in question.levels()] == [False] * 8 + [True] * 8
 
 
+@LOSS_IN_CHUNKS
 def test_what_costs_nothing_is_always_on():
     """The loss in chunks takes no product more in fp32, and a fused activation never."""
     assert {"fused" in name and "lce" in name for name in names(ask(room="old cpu"))} == {True}
@@ -51,6 +55,7 @@ def test_what_costs_nothing_is_always_on():
     assert ask().candidate(reference, 1).name == "fp32"
 
 
+@LOSS_IN_CHUNKS
 def test_what_is_given_is_every_candidates():
     question = ask("--optim", "sgd", "--gradient_checkpointing", "--gradient_accumulation_steps", "4")
     assert names(question, 4) == ["bf16-accum4-ckpt-fused-sgd", "bf16-accum4-ckpt-fused-lce-sgd"]
@@ -59,6 +64,8 @@ def test_what_is_given_is_every_candidates():
     assert names(pure)[0] == "pure_bf16-fused"
 
 
+@LOSS_IN_CHUNKS
+@EVERY_N_LAYERS
 def test_what_a_model_cannot_be_had_with_is_left_out_and_said():
     overrides = "vocab_size=64,hidden_size=32,intermediate_size=64,num_hidden_layers=2,num_attention_heads=2"
     flags = ["--model_type", "llama", "--config_overrides", overrides, "--block_size", "32"]

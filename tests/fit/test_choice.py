@@ -9,6 +9,7 @@ from rungwise.fit.console import nothing_lines, table
 from rungwise.forecast import Forecast, NoForecast
 
 import pytest
+from needs import EVERY_N_LAYERS, LOSS_IN_CHUNKS
 from test_candidates import ask
 
 HELD = {"parameters": 20.0, "gradients": 20.0, "optimizer_state": 40.0, "buffers": 0.0}
@@ -72,6 +73,8 @@ def test_it_is_the_first_of_all(free):
         assert choice.chosen.fits and choice.chosen.forecast.peak_mib <= free
 
 
+@LOSS_IN_CHUNKS
+@EVERY_N_LAYERS
 def test_it_asks_for_few_forecasts():
     assert len(choose(4000.0)[2].asked) == 1
     # Of 1, 2, 4, 8, 16 micro-batches.

@@ -12,6 +12,7 @@ from rungwise.model.config import load_config
 import pytest
 import torch
 from harness import tiny_settings
+from needs import EVERY_N_LAYERS, marked
 from transformers import AutoConfig
 
 SMALL = {
@@ -78,7 +79,7 @@ CASES = (
 
 
 @pytest.mark.breadth(8)
-@pytest.mark.parametrize("model, technique", CASES)
+@pytest.mark.parametrize("model, technique", marked(CASES, {"every other layer": EVERY_N_LAYERS}))
 def test_two_depths_give_the_whole_model(model, technique):
     config, settings = config_of(model), settings_of(technique)
     extended = forecast(settings, config)

@@ -8,6 +8,7 @@ from rungwise.metrics.allocations import allocations
 
 import pytest
 import torch
+from needs import LOSS_IN_CHUNKS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -96,6 +97,7 @@ def test_what_was_there_before_is_not_given_back():
     assert [change for _, change in log.changes] == [40, -40]
 
 
+@LOSS_IN_CHUNKS
 @pytest.mark.parametrize("policy", ["compact", "balanced"])
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,12 +13,14 @@ from rungwise.run.configure import check
 
 import pytest
 from harness import ROOT
+from needs import LOSS_IN_CHUNKS, marked
 from results import result
 
 SHIPPED = sorted(Path("recipes/ladders").glob("*.yaml")) or sorted((ROOT / "recipes" / "ladders").glob("*"))
+WITH_THE_LOSS_IN_CHUNKS = dict.fromkeys(("leave_one_out", "memory.yaml", "speed"), LOSS_IN_CHUNKS)
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
+@pytest.mark.parametrize("file", marked(SHIPPED, WITH_THE_LOSS_IN_CHUNKS), ids=[file.stem for file in SHIPPED])
 def test_every_shipped_ladder_can_be_run(file):
     for rung in read_rungs(str(file), [], "group"):
         settings, errors, _ = check(rung.arguments, environ={"WORLD_SIZE": str(rung.processes)})

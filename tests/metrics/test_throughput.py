@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from needs import ROTARY
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
@@ -142,6 +143,7 @@ def test_counting_leaves_the_model_as_it_is():
     assert model.config._attn_implementation == "sdpa"
 
 
+@ROTARY
 def test_flops_of_another_family_and_of_what_cannot_be_counted():
     config = LlamaConfig(
         vocab_size=96,

@@ -66,7 +66,7 @@ SOURCES = {
     "a newer type": (changing(model_type="llama9"), "has no model type llama9 (did you mean llama"),
     "no type": (changing(model_type=None), "its config.json has no model_type; add the one it is of"),
     "no JSON": (write("config.json", "{"), "is not a valid JSON file"),
-    "a list": (write("config.json", "[]"), "its config.json holds a list, no object"),
+    "a list": (write("config.json", "[]"), "its config.json holds no object"),
     "no config": (without("config.json"), "no config.json in it; give the folder that save_pretrained wrote"),
     "GGUF": (gguf, "GGUF weights are quantized for inference; convert them once by AutoModelForCausalLM"),
     "another kind": (changing(model_type="vit"), "vit is not a causal language model in Transformers"),

@@ -13,6 +13,7 @@ import ablate
 import pytest
 import torch
 from harness import LINES, MODEL, build_datasets, tiny_settings, word_tokenizer
+from needs import MUSICGEN
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -85,9 +86,10 @@ def test_attention_implementation(attention):
             "--model_type t5: t5 is not a causal language model in Transformers; use one that AutoModelForCausalLM",
         ),
         ({"config_overrides": None, "model_type": "vit"}, "--model_type vit: vit is not a causal language model"),
-        (
+        pytest.param(
             {"config_overrides": None, "model_type": "musicgen"},
             "--model_type musicgen: musicgen has no vocab_size of its own",
+            marks=MUSICGEN,
         ),
         (
             {"config_overrides": "max_position_embeddings=34", "model_type": "roberta", "block_size": 33},

@@ -11,6 +11,7 @@ import ablate
 import pytest
 import torch
 from harness import tiny_settings
+from needs import MUSICGEN
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -187,4 +188,8 @@ def test_a_model_that_cannot_be_made_small_has_its_configs_own_number(monkeypatc
 def test_a_nested_config_has_the_vocabulary_of_its_text():
     assert vocab_size(Gemma3Config(text_config={"vocab_size": 300})) == 300
     assert vocab_size(GPT2Config(vocab_size=300)) == 300
+
+
+@MUSICGEN
+def test_a_config_of_two_texts_has_no_vocabulary_of_its_own():
     assert vocab_size(CONFIG_MAPPING["musicgen"]()) is None

@@ -13,6 +13,7 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState
 from commands import LAUNCH, clone, result_of, run
 from harness import ROOT
+from needs import EVERY_N_LAYERS, LOSS_IN_CHUNKS, marked
 
 OWN = ("model", "data", "evaluation")
 
@@ -124,6 +125,7 @@ ACTS = {
     "run_name": ({"run_name": "other"}, lambda r, b: r.name == "other"),
     "output_dir": ({}, lambda r, b: (r.folder / "result.json").is_file()),
 }
+WANTING = {"gradient_checkpointing_kwargs": EVERY_N_LAYERS, "linear_cross_entropy": LOSS_IN_CHUNKS}
 # What the whole command is not meant for: the reason is said, and nothing is recorded.
 NEEDS = {
     "sync_each_batch": (True, "has no effect without several processes"),
@@ -145,7 +147,7 @@ def test_every_flag_of_the_guide_is_looked_at():
     assert flags == {*ACTS, *NEEDS, *COMPILER, *TRACKER, "resume_from_checkpoint", "fused_activation"}
 
 
-@pytest.mark.parametrize("flag", ACTS)
+@pytest.mark.parametrize("flag", marked(ACTS, WANTING))
 def test_a_flag_of_the_guide_acts(flag, mine, capsys):
     flags, acted = ACTS[flag]
     result = mine(**flags)

@@ -9,6 +9,7 @@ from rungwise.techniques.costs import costs, why_not
 import pytest
 import torch
 from harness import tiny_settings
+from needs import EVERY_N_LAYERS, ROTARY, marked
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, GPT2Config
 
@@ -45,8 +46,8 @@ def flops_of_a_step(settings, config):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize("case", CHECKPOINTING)
+@pytest.mark.parametrize("model", marked(CONFIGS, {"Llama": ROTARY}))
+@pytest.mark.parametrize("case", marked(CHECKPOINTING, {"every second": EVERY_N_LAYERS}))
 def test_checkpointing_adds_the_flops_that_are_counted(model, case):
     config = CONFIGS[model]
     plain = tiny_settings(attn_implementation="eager", block_size=T)

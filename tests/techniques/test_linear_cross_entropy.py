@@ -13,9 +13,12 @@ import pytest
 import torch
 from commands import ablate_here
 from harness import TINY, largest_difference, ragged_rows, tiny_settings, train_tiny
+from needs import LOSS_IN_CHUNKS
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers.loss.loss_utils import ForCausalLMLoss
+
+pytestmark = LOSS_IN_CHUNKS
 
 FLAG = "--linear_cross_entropy"
 FP32, BF16 = "accelerate_configs/fp32.yaml", "accelerate_configs/bf16.yaml"
@@ -237,13 +240,3 @@ def test_a_label_without_the_thing_is_missed(monkeypatch):
     trained = train_tiny(chunked)
     with pytest.raises(InactiveTechnique, match="held all logits at once"):
         trained.proof.verify(trained.steps[-1])
-
-
-def test_an_older_pytorch_is_told_what_it_lacks(monkeypatch):
-    from rungwise.techniques import validate
-
-    settings = tiny_settings(FLAG)
-    assert validate(settings) == []
-    monkeypatch.delattr(nn, "LinearCrossEntropyOptions")
-    [message] = validate(settings)
-    assert message.startswith(f"{FLAG} needs PyTorch 2.13 or newer") and torch.__version__ in message

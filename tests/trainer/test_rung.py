@@ -13,6 +13,7 @@ import trainer as recipe
 from accelerate.state import AcceleratorState, GradientState
 from commands import ablate_here, clone, run
 from harness import TINY
+from needs import LOSS_IN_CHUNKS, marked
 
 FP32, BF16 = "accelerate_configs/fp32.yaml", "accelerate_configs/bf16.yaml"
 STEPS = ("--max_steps", "6", "--untimed_steps", "3")
@@ -40,7 +41,7 @@ RUNGS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("name", marked(RUNGS, {"all": LOSS_IN_CHUNKS}))
 def test_a_trainers_rung_is_ours_in_another_loop(tmp_path, name):
     own = [flag for flag in TINY if not (name.startswith("padded") and flag in ("--dataset_name", "synthetic"))]
     flags = [*own, *STEPS, "--config", *RUNGS[name]]

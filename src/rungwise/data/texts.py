@@ -11,7 +11,6 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
-from datasets.builder import Key
 from datasets.utils.info_utils import is_small_dataset
 
 from ..errors import SettingsError
@@ -73,11 +72,11 @@ class Files(datasets.ArrowBasedBuilder):
             for split, files in self.config.splits
         ]
 
-    def _generate_tables(self, paths: list[str]) -> Iterator[tuple[Key, pa.Table]]:
+    def _generate_tables(self, paths: list[str]) -> Iterator[tuple[str, pa.Table]]:
         column, joined = self.config.column, self.config.joined
         for number, path in enumerate(paths):
             for batch, (texts, ends) in enumerate(texts_of(path, form_of(path), column, joined)):
-                yield Key(number, batch), pa.table({TEXT: pa.array(texts, pa.string()), ENDS: ends})
+                yield f"{number}_{batch}", pa.table({TEXT: pa.array(texts, pa.string()), ENDS: ends})
 
 
 def locate(source: Source, settings: Settings) -> Located:

@@ -1,5 +1,6 @@
 """The model's config: a small GPT-2's by default, or that of any causal LM by name; what is wrong with its source."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,11 @@ def whole_config(settings: Settings) -> PreTrainedConfig:
     """
     source = settings.model_name_or_path or settings.config_name
     _check_source(source)
-    values, _ = PreTrainedConfig.get_config_dict(source)
+    values = None
+    with suppress(TypeError):  # which some releases of Transformers raise over JSON that is no object
+        values, _ = PreTrainedConfig.get_config_dict(source)
     if not isinstance(values, dict):
-        raise ValueError(f"its config.json holds a {type(values).__name__}, no object; give the one of the model")
+        raise ValueError("its config.json holds no object; give the one of the model")
     _check_values(values, settings)
     # Said in so many words: left out, Transformers asks at the terminal.
     return AutoConfig.from_pretrained(source, trust_remote_code=settings.trust_remote_code)

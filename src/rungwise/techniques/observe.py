@@ -20,10 +20,15 @@ from .update_notes import fingerprint
 
 @dataclass
 class Block:
-    """How often a backward pass went through a block that can be checkpointed, and how often it ran again then."""
+    """How often a backward pass went through a block that can be checkpointed, and how often it ran again then.
+
+    It is hidden where its hooks see no gradient: up to Transformers 5.22 they stand inside of its checkpoint, and a
+    reentrant one runs without gradients.
+    """
 
     owed: int = 0
     recomputed: int = 0
+    hidden: bool = False
 
 
 class ForwardNotes:
@@ -102,8 +107,10 @@ class ForwardNotes:
             block = Block()
             self.blocks.append(block)
             self._hook(module.register_forward_hook(self._run_noter(block)))
-            # A block's own hooks stay outside its checkpoint; its first part runs again inside. It may be the last one
-            # to run, in which recomputing stops as soon as it has what backward needs: its beginning is noted.
+            if hasattr(module, "_gradient_checkpointing_func"):
+                self._undo.append(stand_around(module, "_gradient_checkpointing_func", self._checkpoint_noter(block)))
+            # A block's first part runs again inside of its checkpoint. It may be the last one to run, in which
+            # recomputing stops as soon as it has what backward needs: its beginning is noted.
             self._hook(next(module.children()).register_forward_pre_hook(self._recompute_noter(block)))
 
     def _enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -129,13 +136,26 @@ class ForwardNotes:
 
     def _run_noter(self, block: Block) -> Callable[..., None]:
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
-            output = output if isinstance(output, tuple) else (output,)
-            parts = [part for part in output if getattr(part, "requires_grad", False)]
-            # Nothing goes back through a block that is frozen, or that the loss does not depend on, as in a patcher.
-            if self._in_forward and parts:
-                register_multi_grad_hook(parts, lambda _: setattr(block, "owed", block.owed + 1), mode="any")
+            block.hidden = self._in_forward and not torch.is_grad_enabled()
+            self._note_run(block, output)
 
         return note
+
+    def _checkpoint_noter(self, block: Block) -> Callable[..., Any]:
+        def checkpointed(checkpoint: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            output = checkpoint(*args, **kwargs)
+            if block.hidden:
+                self._note_run(block, output)
+            return output
+
+        return checkpointed
+
+    def _note_run(self, block: Block, output: Any) -> None:
+        output = output if isinstance(output, tuple) else (output,)
+        parts = [part for part in output if getattr(part, "requires_grad", False)]
+        # Nothing goes back through a block that is frozen, or that the loss does not depend on, as in a patcher.
+        if self._in_forward and parts:
+            register_multi_grad_hook(parts, lambda _: setattr(block, "owed", block.owed + 1), mode="any")
 
     def _recompute_noter(self, block: Block) -> Callable[..., None]:
         def note(*_: Any) -> None:

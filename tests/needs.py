@@ -1,0 +1,35 @@
+"""What tests need that the oldest releases do not have which Rungwise runs with."""
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+
+def needs(why: str, **releases: str) -> pytest.MarkDecorator:
+    """Skips a test where a package is older than that, as in needs("its operator", torch="2.13"), with the reason."""
+    older = [
+        f"{package} {least} ({version(package)} is here)"
+        for package, least in releases.items()
+        if Version(version(package)) < Version(least)
+    ]
+    return pytest.mark.skipif(bool(older), reason=f"needs {', '.join(older)}: {why}")
+
+
+LOSS_IN_CHUNKS = needs("the loss in chunks is an operator of it", torch="2.13")
+ROTARY = needs("rotary positions are not counted as a product", transformers="5.16")
+MUSICGEN = needs("a musicgen of no parts", transformers="5.20")
+EVERY_N_LAYERS = needs("every_n_layers of gradient checkpointing", transformers="5.16")
+
+
+def marked(cases: Iterable[Any], marks: Mapping[str, pytest.MarkDecorator]) -> list[Any]:
+    """Cases of a test, each with the marks of the words that stand in its name."""
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else [case]),
+            marks=[mark for word, mark in marks.items() if word in str(case)],
+        )
+        for case in cases
+    ]
