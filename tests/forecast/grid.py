@@ -177,7 +177,7 @@ def measure(settings: Settings, config: PreTrainedConfig) -> dict[str, float]:
     limits = {"max_steps": settings.max_steps, "max_grad_norm": settings.max_grad_norm}
     for _ in train(accelerator, model, optimizer, scheduler, loader, steps, **limits):
         pass
-    return {**meter.result(), "step_mib": max(size for _, size in meter.timeline) / MIB}
+    return {**meter.result(), "step_mib": max(size for _, size, _ in meter.timeline) / MIB}
 
 
 def error(found: Forecast, measured: dict[str, float]) -> float:

@@ -3,10 +3,11 @@
 import csv
 import json
 
-from rungwise.report.forecast_plot import HATCHES, forecast_bars
+from rungwise.report.forecast_plot import forecast_bars
 from rungwise.report.forecasts import forecast_rows, forecast_section, why_no_forecast, why_not_its_own
 from rungwise.report.report import read_report, terminal_table, write_report
 from rungwise.report.rung_result import OWNERS
+from rungwise.report.style import OWNER_LOOKS
 from rungwise.report.table import table
 from rungwise.report.table_text import terminal_rows
 
@@ -124,8 +125,8 @@ def test_bars_are_as_long_as_the_figures(rungs):
         assert all(bar.get_facecolor() == to_rgba("white") for bar in forecast)
         assert not any(bar.get_facecolor() == to_rgba("white") for bar in measured)
         assert [bar.get_hatch() or "" for bar in measured] == [bar.get_hatch() or "" for bar in forecast]
-    assert len(set(HATCHES)) == len(OWNERS)
-    words = [text.get_text().strip() for text in axes.texts]
+    assert len(set(OWNER_LOOKS.values())) == len(OWNERS)
+    words = [text.get_text() for text in axes.texts]
     assert "1,000.0 measured" in words and "999.0 forecast, -0.10%" in words
     assert "1,000.0 forecast of the eager run, +25.00%" in words
     assert "5,000.0 forecast" in words and "out of memory" in words and words.count("no forecast") == 3
@@ -150,7 +151,7 @@ def test_a_ladders_report_has_it(rungs, tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["forecast_peak_mib"] for row in rows] == ["999.0", "1000.0", "5000.0", "", "", ""]
     pixels = image.imread(tmp_path / "forecast.png")
-    assert pixels.shape[1] == 1500 and 500 < pixels.shape[0] < 1500
+    assert pixels.shape[1] == 1720 and 600 < pixels.shape[0] < 1600
     text = terminal_table(report)
     assert "the forecast is of the eager run" in text and max(map(len, text.splitlines())) <= 120
 
@@ -174,4 +175,4 @@ def test_a_forecast_that_was_never_measured_on_its_device_is_held_against_nothin
     lines = terminal_rows([row])
     assert lines[1].split()[2:4] == ["1,000.0", "500.0*"] and lines[2] == f"* {note}"
     [axes] = forecast_bars([noted]).axes
-    assert axes.texts[1].get_text() == " 500.0 forecast*, -50.00%" and axes.get_xlabel().endswith(f"\n* {note}")
+    assert axes.texts[1].get_text() == "500.0 forecast*, -50.00%" and axes.get_xlabel().endswith(f"\n* {note}")

@@ -6,8 +6,7 @@ import json
 import statistics
 from typing import Any
 
-from rungwise.report import plots as pictures
-from rungwise.report import report
+from rungwise.report import ladder_plot, loss_plot, plots, report, trade_off_plot
 from rungwise.report.report import Report, markdown, read_report, terminal_table, write_report
 from rungwise.report.rung_result import OWNERS, RungResult
 from rungwise.report.table import COLUMNS, table
@@ -16,7 +15,6 @@ from rungwise.report.table_text import markdown_table
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from matplotlib import pyplot as plt
 from results import forecast_beside, result, rung
 
 TIME = st.floats(1, 1e4)
@@ -123,10 +121,16 @@ def test_tables_say_what_the_results_say(rungs):
         assert cells[8] == (faster if both else "") and cells[8] in words
 
 
+def percent(share: float) -> str:
+    """As a picture has it, in whole per cent."""
+    whole = round(100 * share)
+    return f"{whole:+d}%" if whole else "±0%"
+
+
 @given(made_ladders())
 @settings(max_examples=15)
 def test_bars_are_as_long_as_the_results_say(rungs):
-    figure = pictures.memory_and_speed(rungs)
+    figure = ladder_plot.memory_and_speed(rungs)
     if figure is None:
         assert all(expected(one)["peak_mib"] is None for one in rungs)
         return
@@ -135,7 +139,7 @@ def test_bars_are_as_long_as_the_results_say(rungs):
     for y, one in enumerate(rungs):
         figures = expected(one)
         bars = [bar for bar in left.patches if round(bar.get_y() + bar.get_height() / 2) == y]
-        words = [text.get_text() for text in right.texts if text.get_position()[1] == y]
+        words = [text.get_text() for text in right.texts if text.xy[1] == y]
         if figures["peak_mib"] is not None:
             assert sum(bar.get_width() for bar in bars) == pytest.approx(figures["peak_mib"])
             shown = [bars[n].get_width() for n, owner in enumerate(OWNERS) if owner != "buffers"]
@@ -147,13 +151,20 @@ def test_bars_are_as_long_as_the_results_say(rungs):
         if times:
             [spread] = [segment for segment in ends if segment[0][1] == y]
             assert [x for x, _ in spread] == pytest.approx([figures["step_ms_low"], figures["step_ms_high"]])
-            note = " disturbed" if figures["disturbed"] else ""
-            assert words == [f" {figures['step_ms']:,.0f}{note}"]
-    plt.close(figure)
-    if lines := pictures.losses(rungs):
+            step = figures["step_ms"]
+            shown = [f"{step:,.0f}" if step >= 100 else f"{step:.3g}"]
+            if one is not rungs[0] and expected(rungs[0])["step_ms"] is not None:
+                first = expected(rungs[0])
+                shown += [percent(step / first["step_ms"] - 1) if told_apart(first, figures) else "≈"]
+            assert words == ["  ".join(shown + ["disturbed"] * bool(figures["disturbed"]))]
+        if figures["peak_mib"] is not None:
+            [words] = [text.get_text() for text in left.texts if text.xy[1] == y]
+            first = expected(rungs[0])["peak_mib"]
+            compared = one is not rungs[0] and first is not None
+            assert words.split()[1:] == ([percent(figures["peak_mib"] / first - 1)] if compared else [])
+    if lines := loss_plot.losses(rungs):
         for one, line in zip(rungs, lines.axes[0].lines, strict=True):
             assert list(line.get_ydata()) == one.rounds[0]["loss"]["trajectory"]
-        plt.close(lines)
 
 
 @given(made_ladders())
@@ -167,7 +178,7 @@ def test_the_files_say_what_the_results_say(tmp_path_factory, rungs):
             (place / "result.json").write_text(json.dumps(made), encoding="utf-8")
     (folder / "ladder.json").write_text(json.dumps({"order": [one.name for one in rungs]}), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "draw", lambda *_: [])
+        patch.setattr(plots, "draw", lambda *_: [])
         written = read_report(folder)
         write_report(written, folder)
     assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["rows"] == table(rungs) == written.rows
@@ -214,16 +225,22 @@ def test_a_disturbed_rung_is_marked_wherever_it_is_shown():
     assert f"\n- {mark}\n" in markdown(made, "x") and f"\n{mark}\n" in terminal_table(made)
     assert "60 (40–500) disturbed" in markdown(made, "x")
     assert made.rows[1]["disturbed"] == "p90 is 12.5 times p10" and made.rows[0]["disturbed"] is None
-    # Beside the bar, at the point of a trade-off, and on an eager rung's line.
+    # Beside the bar, at the point of a trade-off, and at an eager rung's line.
     family = [rung(f"{n}", gradient_accumulation_steps=n) for n in (1, 4)]
     family[1].rounds[0]["throughput"]["disturbed"] = "the mean is 12% over the median"
-    texts = [text.get_text() for text in pictures.accumulation(family).axes[1].texts]
-    assert texts == ["disturbed"]
+    figure = trade_off_plot.accumulation(family)
+    [cross] = [line for line in figure.axes[1].lines if line.get_marker() == "X"]
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([4], [100.0])
+    assert "disturbed: no speed is claimed" in legend(figure)
     budgets = [rung(f"{n}", torch_compile=True, activation_memory_budget=n) for n in (0.5, 1.0)]
-    time = pictures.memory_budget([*budgets, rungs[0]]).axes[1]
-    assert "disturbed" not in time.texts[0].get_text()
-    [band] = [patch for patch in time.patches if patch.get_alpha() == 0.1]
+    figure = trade_off_plot.memory_budget([*budgets, rungs[0]])
+    assert legend(figure)[2:] == ["eager: 1,000 MiB, 100 ms"]
+    [band] = [patch for patch in figure.axes[1].patches if patch.get_alpha() == 0.1]
     assert (band.get_y(), band.get_y() + band.get_height()) == (90.0, 110.0)
     rungs[0].rounds[0]["throughput"]["disturbed"] = "the mean is 12% over the median"
-    assert "100 ms, disturbed" in pictures.memory_budget([*budgets, rungs[0]]).axes[1].texts[0].get_text()
-    plt.close("all")
+    assert legend(trade_off_plot.memory_budget([*budgets, rungs[0]]))[2:] == ["eager: 1,000 MiB, 100 ms disturbed"]
+
+
+def legend(figure):
+    [found] = figure.legends
+    return [text.get_text() for text in found.get_texts()]

@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 from rungwise.errors import SettingsError
-from rungwise.report import plots as pictures
+from rungwise.report import plots
+from rungwise.report.captions import CAPTIONS
 from rungwise.report.pages import ladder_section
 from rungwise.report.report import Report, markdown, read_report, terminal_table, write_report
 from rungwise.report.rung_result import load
@@ -17,7 +18,6 @@ import figures
 import pytest
 from harness import ROOT
 from matplotlib import image
-from matplotlib import pyplot as plt
 from results import result, rung
 
 # A default ladder of this repository, as `python recipes/ladder.py` left it.
@@ -132,7 +132,9 @@ def test_the_files(reported):
     page = (folder / "report.md").read_text(encoding="utf-8")
     assert "torch 2.13.0" in page and "Studied: gradient_accumulation_steps" in page
     for picture in report.pictures:
-        assert f"({picture.name})" in page
+        title, reading = CAPTIONS[picture.name]
+        assert f"## {title}\n\n![{title}]({picture.name})\n\n{reading}\n" in page
+    assert list(CAPTIONS) == list(plots.PICTURES)
     content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert [row["rung"] for row in content["rows"]] == [rung.name for rung in report.rungs]
     assert set(content["rows"][0]) == set(COLUMNS)
@@ -155,6 +157,7 @@ def test_pictures_are_pictures(reported):
     _, report = reported
     assert [path.name for path in report.pictures] == [
         "ladder.png",
+        "map.png",
         "forecast.png",
         "activations.png",
         "loss.png",
@@ -164,63 +167,15 @@ def test_pictures_are_pictures(reported):
     ]
     for path in report.pictures:
         pixels = image.imread(path)
-        assert pixels.shape[1] == 1500 and 400 < pixels.shape[0] < 1200
+        assert pixels.shape[1] == 1720 and 700 < pixels.shape[0] < 1500
         assert 0.01 < (pixels[..., :3].mean(axis=2) < 0.9).mean() < 0.9  # neither empty nor full
-
-
-def test_the_ladders_picture_shows_each_rung_owner_and_spread():
-    rungs = [
-        rung("fp32"),
-        rung("gone", status="out_of_memory", reason="too large"),
-        rung("bf16", peak=600.0, step_ms=50.0),
-    ]
-    figure = pictures.memory_and_speed(rungs)
-    left, right = figure.axes
-    assert [label.get_text() for label in left.get_yticklabels()] == ["fp32", "gone", "bf16"]
-    # Five owners for each of two rungs; together they reach the peak.
-    assert len(left.patches) == 10
-    assert sum(bar.get_width() for bar in left.patches[5:]) == pytest.approx(600.0)
-    assert [bar.get_width() for bar in right.patches] == [100.0, 50.0]
-    assert len(right.containers) == 4 and "(ms)" in right.get_xlabel() and "(MiB)" in left.get_xlabel()
-    texts = " ".join(text.get_text() for text in (*left.texts, *right.texts))
-    assert "1,000" in texts and "out of memory" in texts
-    [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "parameters",
-        "gradients",
-        "optimizer state",
-        "buffers",
-        "activations",
-    ]
-    plt.close(figure)
-
-
-def test_the_other_pictures_show_what_they_should():
-    family = [rung(f"{n}", peak=1000.0 / n, step_ms=100.0 + n, gradient_accumulation_steps=n) for n in (4, 1, 2)]
-    memory, time = pictures.accumulation(family).axes
-    assert list(memory.lines[0].get_xdata()) == [1, 2, 4] and list(memory.lines[0].get_ydata()) == [
-        1000.0,
-        500.0,
-        250.0,
-    ]
-    assert list(time.lines[0].get_ydata()) == [101.0, 102.0, 104.0]
-    [losses] = pictures.losses(family).axes
-    assert [line.get_label() for line in losses.lines] == ["4", "1", "2"]
-    assert losses.get_xlabel() == "optimizer step" and "loss" in losses.get_ylabel()
-    [time_axes] = pictures.timelines([rung("a", timeline=[(0.0, 10.0), (2.0, 30.0), (4.0, 10.0)])]).axes
-    assert list(time_axes.lines[0].get_xdata()) == [0, 50, 100] and list(time_axes.lines[0].get_ydata()) == [
-        10,
-        30,
-        10,
-    ]
-    plt.close("all")
 
 
 def test_pictures_without_figures_are_not_drawn(tmp_path):
     (tmp_path / "accumulation.png").write_bytes(b"of an earlier report")
     broken = rung("x", status="failed", reason="it broke")
     broken.rounds[0]["loss"] = {}
-    assert pictures.draw([broken], tmp_path) == []
+    assert plots.draw([broken], tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 

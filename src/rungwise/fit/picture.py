@@ -1,19 +1,16 @@
 """The picture of an answer: memory by owner, a bar a candidate, against the line of what there is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
+from ..report.owner_bars import owner_bar
 from ..report.rung_result import OWNERS
-from ..report.style import COLOURS, STYLE, WIDTH, name_bars, scale_bars
+from ..report.style import PAPER, STYLE, WIDTH, behind, make_room, name_bars, scale_bars
 from .choice import Row
 from .memory import Room
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 # A bar longer than so many times what there is, is cut off.
 LONGEST = 2.0
@@ -25,38 +22,38 @@ def draw(rows: Sequence[Row], chosen: Row | None, room: Room, path: Path) -> lis
     if not shown:
         path.unlink(missing_ok=True)
         return []
-    with plt.rc_context(STYLE):
-        figure = _bars(shown, chosen, room)
-        figure.savefig(path)
-        plt.close(figure)
+    with rc_context(STYLE):
+        _bars(shown, chosen, room).savefig(path)
     return [path]
 
 
 def _bars(rows: Sequence[Row], chosen: Row | None, room: Room) -> Figure:
     """Peak memory by owner, the first candidate on top. Bars that would hide the others are cut off."""
-    figure, axes = plt.subplots(figsize=(WIDTH, 1.9 + 0.45 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.9 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
     longest = LONGEST * room.mib
     for y, row in enumerate(rows):
-        start = 0.0
-        for owner, colour in zip(OWNERS, COLOURS, strict=False):
-            size = row.forecast.owners[owner]
-            label = owner.replace("_", " ") if y == 0 else None
-            axes.barh(y, max(0.0, min(size, longest - start)), left=start, color=colour, height=0.7, label=label)
-            start = min(start + size, longest)
+        end = owner_bar(axes, y, _cut(row.forecast.owners, longest))
         peak = row.forecast.peak_mib
         note = " (cut off)" if peak > longest else ""
         text = f"{peak:,.0f}{note}{'  fits first' if row is chosen else ''}"
         # The line of what there is stays out of the words.
-        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        weight = "bold" if row is chosen else "normal"
-        axes.annotate(text, (start, y), (5, 0), textcoords="offset points", va="center", weight=weight, bbox=paper)
+        behind(axes, end, y, text, weight="bold" if row is chosen else "normal", bbox=PAPER)
     axes.axvline(room.free, color="black", linewidth=1.8, label=f"there is: {room.free:,.0f}")
     if room.reserve:
         axes.axvline(room.mib, color="black", linewidth=1.2, linestyle=":", label=f"with the reserve: {room.mib:,.0f}")
     name_bars(axes, [row.candidate.name for row in rows])
     axes.set_xlabel("forecast peak of allocated memory (MiB)")
-    scale_bars(axes, margin=0.24)
-    axes.locator_params(axis="x", nbins=6)
+    scale_bars(axes)
     lines, bars = axes.get_lines(), axes.containers[: len(OWNERS)]
-    figure.legend(handles=[*bars, *lines], loc="outside upper left", ncols=4, columnspacing=1.2, handlelength=1.2)
+    figure.legend(handles=[*bars, *lines], loc="outside upper left", ncols=4, columnspacing=1.2, handlelength=1.6)
+    make_room(figure)
     return figure
+
+
+def _cut(owners: Mapping[str, float], longest: float) -> dict[str, float]:
+    """What a bar shows of its owners, up to its longest."""
+    shown: dict[str, float] = {}
+    for owner in OWNERS:
+        shown[owner] = max(0.0, min(owners[owner], longest - sum(shown.values())))
+    return shown

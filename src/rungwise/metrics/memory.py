@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .allocations import allocations
 from .figure import Figure
+from .phases import Begins, Timeline, over_time, phases
 from .resident import peak_rss_bytes
 
 MIB = 2**20
@@ -55,7 +57,7 @@ class MemoryMeter:
     """Measures one run's peak.
 
     Use `building()` around what makes model and optimizer, `watch()` once they exist, and `window()` around optimizer
-    steps until `done`. `timeline` then holds that step's memory over time: (ms since its start, bytes).
+    steps until `done`. `timeline` then holds that step's memory over time: (ms since its start, bytes, phase).
 
     Attributes:
         held: the bytes that were held when that step began.
@@ -70,7 +72,7 @@ class MemoryMeter:
         self.held = self.beside = 0
         self._measured = False
         self._allocations = source or allocations
-        self.timeline: list[tuple[float, int]] = []
+        self.timeline: Timeline = []
         self._peak = self._reserved = self._retries = 0
         self._rss: int | None = None
         self._live_after_building = 0
@@ -79,6 +81,7 @@ class MemoryMeter:
         self._owners: dict[str, int] = {}
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._accelerator: Accelerator | None = None
 
     @property
     def done(self) -> bool:
@@ -113,9 +116,14 @@ class MemoryMeter:
         self._reserved = max(self._reserved, torch.accelerator.max_memory_reserved())
         self._retries += _alloc_retries() - retries
 
-    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Counts the owners at each optimizer step, when all four of them exist at once."""
-        self._model, self._optimizer = model, optimizer
+    def watch(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator | None = None
+    ) -> None:
+        """Counts the owners at each optimizer step, when all four of them exist at once.
+
+        Phases of the timeline are known where `accelerator` is the one that is asked for backward passes.
+        """
+        self._model, self._optimizer, self._accelerator = model, optimizer, accelerator
         self._hooks = [
             optimizer.register_step_pre_hook(self.figure.hook(lambda *_: self._count_gradients())),
             optimizer.register_step_post_hook(self.figure.hook(lambda *_: self._count_state())),
@@ -131,26 +139,27 @@ class MemoryMeter:
         # checkpoint has it from the start; its first step compiles, and is left out.
         complete = self._has_stepped and self._windows > 0
         self._stepped = False
+        begins: Begins = []
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
             self.held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
-            with self._allocations(self.device) as changes:
+            with self._allocations(self.device) as changes, phases(self._accelerator) as begins:
                 yield
         elif complete:
             self.held = torch.accelerator.memory_allocated()
             # The allocator counts its peak itself; of its history nothing but the timeline is made.
-            with self._counters(), self.timeline_figure.around(lambda: self._allocations(self.device)) as changes:
+            history = self.timeline_figure.around(lambda: self._allocations(self.device))
+            with self._counters(), history as changes, phases(self._accelerator) as begins:
                 yield
         else:
             yield
             changes = []
         self._windows += 1
         if changes:
-            times = [(when - changes[0][0]) / 1e6 for when, _ in changes]
             running = _running(changes, self.held)
             if self.device.type == "cpu":
                 self._peak = max(self._peak, *running)
-            self.timeline = envelope(list(zip(times, running[1:], strict=True)), TIMELINE_POINTS)
+            self.timeline = over_time(changes, running, begins, TIMELINE_POINTS)
         # A step that is skipped before its optimizer is no whole step.
         if complete and self._stepped:
             self._measured = True
@@ -205,14 +214,6 @@ def _running(changes: list[tuple[int, int]], held_before: int) -> list[int]:
 def _alloc_retries() -> int:
     """How often an allocation failed at first in this process, and cached memory was given back for it."""
     return torch.accelerator.memory_stats().get("num_alloc_retries", 0)
-
-
-def envelope(points: list[tuple[float, int]], most: int) -> list[tuple[float, int]]:
-    """At most `most` of the points in order: of each stretch the highest, so that no peak is lost."""
-    if len(points) <= most:
-        return points
-    edges = [round(n * len(points) / most) for n in range(most + 1)]
-    return [max(points[i:j], key=lambda point: point[1]) for i, j in itertools.pairwise(edges)]
 
 
 def _mib(count: int | None) -> float | None:

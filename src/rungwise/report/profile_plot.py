@@ -4,13 +4,24 @@ from matplotlib.figure import Figure
 
 from .profiles import LABELS, known, profile_rows, shown_classes
 from .rung_result import RungResult
-from .style import COLOURS, WIDTH, name_bars, scale_bars
+from .style import (
+    COLOURS,
+    HATCHES,
+    LIGHT,
+    PAPER,
+    SMALL,
+    WIDTH,
+    behind,
+    filled,
+    make_room,
+    name_bars,
+    number,
+    scale_bars,
+)
 
-# Told apart without colours; the rest is grey.
-HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo", "")
-REST = "#dddddd"
+LOOKS = dict(zip(LABELS, [*zip(COLOURS, HATCHES, strict=True), (LIGHT, "")], strict=True))
 # A share is written into its part of a bar where it fits: this much of the longest bar.
-LEAST_WRITTEN = 0.055
+LEAST_WRITTEN = 0.07
 
 
 def profile_bars(rungs: list[RungResult]) -> Figure | None:
@@ -18,26 +29,23 @@ def profile_bars(rungs: list[RungResult]) -> Figure | None:
     rows = known(profile_rows(rungs))
     if not rows:
         return None
-    figure = Figure(figsize=(WIDTH, 2.1 + 0.5 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.1 + 0.46 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    styles = dict(zip(LABELS, zip((*COLOURS[: len(LABELS) - 1], REST), HATCHES, strict=True), strict=True))
     longest = max(row["step_ms"] for row in rows)
     left = [0.0] * len(rows)
     for name in shown_classes(rows):
         sizes = [row[f"{name}_ms"] for row in rows]
-        colour, hatch = styles[name]
-        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "height": 0.7, "label": LABELS[name]}
-        axes.barh(range(len(rows)), sizes, left=left, **look)
+        axes.barh(range(len(rows)), sizes, left=left, height=0.7, label=LABELS[name], **filled(LOOKS[name]))
         for y, (row, size, start) in enumerate(zip(rows, sizes, left, strict=True)):
             if size >= LEAST_WRITTEN * longest:
-                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
-                share = f"{size / row['step_ms']:.0%}"
-                axes.text(start + size / 2, y, share, ha="center", va="center", fontsize=9, bbox=box)
+                words = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": PAPER}
+                axes.text(start + size / 2, y, f"{size / row['step_ms']:.0%}", **words)
         left = [start + size for start, size in zip(left, sizes, strict=True)]
     for y, row in enumerate(rows):
-        axes.text(row["step_ms"], y, f" {row['step_ms']:,.0f}", va="center")
+        behind(axes, row["step_ms"], y, number(row["step_ms"]))
     name_bars(axes, [row["rung"] for row in rows])
     axes.set_xlabel("one profiled step (ms), and what share of it each class takes")
-    scale_bars(axes, margin=0.08)
-    figure.legend(loc="outside upper left", ncols=5, columnspacing=1.2, handlelength=1.6)
+    scale_bars(axes)
+    figure.legend(loc="outside upper left", ncols=4, columnspacing=1.2, handlelength=1.8)
+    make_room(figure)
     return figure

@@ -7,24 +7,14 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..result_file import write_json
+from .captions import CAPTIONS
 from .checks import Check, run_checks
 from .compiled import compiled_lines, compiled_rows
-from .forecasts import TITLE, forecast_rows, forecast_section
+from .forecasts import forecast_rows, forecast_section
 from .profiles import profile_rows, profile_section
 from .rung_result import RungResult, load
 from .table import COLUMNS, conditions, table
 from .table_text import disturbed_line, escaped, markdown_table, terminal_rows
-
-PICTURES = {
-    "ladder.png": "Peak memory by owner, and step time",
-    "forecast.png": TITLE,
-    "activations.png": "Activations of one micro-batch, by module",
-    "loss.png": "Loss",
-    "accumulation.png": "What accumulation saves and costs",
-    "memory_budget.png": "What the compiler's memory budget saves and costs",
-    "memory_timeline.png": "Memory over one training step",
-    "profile.png": "One profiled step by class",
-}
 
 
 @dataclass
@@ -129,7 +119,8 @@ def markdown(report: Report, title: str) -> str:
         cells = (check.claim, " → ".join(check.rungs), f"**{check.verdict}**", check.measured, check.bound)
         lines.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
     for picture in report.pictures:
-        lines += ["", f"## {PICTURES[picture.name]}", "", f"![{PICTURES[picture.name]}]({picture.name})"]
+        title, reading = CAPTIONS[picture.name]
+        lines += ["", f"## {title}", "", f"![{title}]({picture.name})", "", reading]
     return "\n".join(lines) + "\n"
 
 

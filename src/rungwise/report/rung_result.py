@@ -1,6 +1,5 @@
 """Result files of several runs to rungs that can be compared: medians over rounds, pairs that differ in one thing."""
 
-import csv
 import json
 import math
 import statistics
@@ -14,6 +13,7 @@ from ..result_file import read_result
 from ..settings.fields import FIELDS, NAMING
 from .comparable import why_not_comparable
 from .spread import Spread, disturbance
+from .timelines import Timeline, read_timeline
 
 OWNERS = ("parameters", "gradients", "optimizer_state", "buffers", "activations")
 # A rung's status is its worst round's.
@@ -26,7 +26,7 @@ class RungResult:
 
     name: str
     rounds: list[dict[str, Any]]
-    timeline: list[tuple[float, float]]
+    timeline: Timeline
 
     @cached_property
     def worst(self) -> dict[str, Any]:
@@ -167,7 +167,8 @@ def load(folder: Path) -> list[RungResult]:
         if result is not None:
             found.setdefault(path.parent.name, []).append((path, result))
     rungs = {
-        name: RungResult(name, [result for _, result in runs], _timeline(runs[0][0])) for name, runs in found.items()
+        name: RungResult(name, [result for _, result in runs], read_timeline(runs[0][0]))
+        for name, runs in found.items()
     }
     listed = _listed(folder / "ladder.json")
     if listed:
@@ -180,14 +181,6 @@ def _listed(path: Path) -> list[str]:
     try:
         return list(json.loads(path.read_text(encoding="utf-8"))["order"])
     except (OSError, ValueError, KeyError):
-        return []
-
-
-def _timeline(folder: Path) -> list[tuple[float, float]]:
-    try:
-        with (folder / "memory_timeline.csv").open(encoding="utf-8", newline="") as file:
-            return [(float(row["ms"]), float(row["allocated_mib"])) for row in csv.DictReader(file)]
-    except OSError:
         return []
 
 

@@ -4,17 +4,19 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..metrics.memory import MIB
+from ..metrics.phases import Timeline
 from ..result_file import UNFINISHED, plain, read_result
 from . import saved_checkpoints as saved
 from .record import Record
 
 # Bytes that a run keeps free for its result, should the disk be full when it ends.
 RESERVE = 2**20
+# What a run writes at its end, if it comes to it.
+OF_THE_END = ("memory_timeline.csv", "memory.png", "memory_step.png")
 
 
 class Files:
@@ -33,6 +35,8 @@ class Files:
             done: how many those are.
         """
         self.begun = True
+        for name in OF_THE_END:
+            (self.folder / name).unlink(missing_ok=True)
         rows = self._metrics.read_text(encoding="utf-8").splitlines() if done and self._metrics.exists() else []
         kept = [f"{row}\n" for row in rows if (step := _step(row)) is not None and step <= done]
         self._metrics.write_text("".join(kept), encoding="utf-8")
@@ -69,7 +73,7 @@ class Files:
             return f"the result cannot be written: {error}"
         return None
 
-    def end(self, record: Record, timeline: Sequence[tuple[float, int]]) -> None:
+    def end(self, record: Record, timeline: Timeline) -> None:
         """Writes the result, and the bytes that are held over the milliseconds of one step, if they are known.
 
         A result that cannot be written is no success; what it would have said goes to stderr.
@@ -80,8 +84,8 @@ class Files:
             if record.status == "ok":
                 record.status, record.reason = "failed", why_not
         elif timeline:
-            lines = [f"{ms:.3f},{held / MIB:.3f}" for ms, held in timeline]
-            text = "\n".join(["ms,allocated_mib", *lines]) + "\n"
+            lines = [f"{ms:.3f},{held / MIB:.3f},{phase}" for ms, held, phase in timeline]
+            text = "\n".join(["ms,allocated_mib,phase", *lines]) + "\n"
             with contextlib.suppress(OSError):  # a picture less
                 (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
 

@@ -66,7 +66,7 @@ class Measurement:
             begins: of another loop than ours, as in `ForwardNotes`.
         """
         settings = self.record.settings
-        self.memory.watch(model, optimizer)
+        self.memory.watch(model, optimizer, accelerator)
         self.compiled = compiled
         self.evidence = Evidence(model, optimizer, accelerator, settings, compiled, begins)
         why_not = torch_compile.why_not_profiled(settings, self._device.type)

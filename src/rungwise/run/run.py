@@ -212,7 +212,7 @@ class Run:
         if self.accelerator:
             atexit.register(ranks.leave_group, self.accelerator)
         if is_main():
-            self.reporter.end(record, error, self.exit_code, measured.memory.timeline if measured else ())
+            self.reporter.end(record, error, self.exit_code, measured.memory.timeline if measured else [])
             self.exit_code = self.exit_code or int(record.status != "ok")  # its result could not be written
             self.reporter.forecast(record)
             if self.settings.num_processes == 1:  # a launcher of several repeats a Ctrl-C, which is nobody's wish
