@@ -26,6 +26,8 @@ TINY = [
     "32",
     "--forecast",
     "false",
+    "--plots",
+    "false",
     "--max_steps",
     "14",
 ]

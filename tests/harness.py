@@ -44,6 +44,7 @@ HANGS = 1800
 LINES = str(ROOT / "constraints.txt")
 MODEL = "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"
 TINY = ["--config_overrides", MODEL, "--block_size", "32", "--dataset_name", "synthetic", "--report_to", "none"]
+TINY += ["--plots", "false"]
 
 
 def tiny_settings(*flags: str, config: str = "accelerate_configs/fp32.yaml", **changes: Any) -> Settings:

@@ -19,6 +19,7 @@ DROPOUT = f"{MODEL},resid_pdrop=0.1,attn_pdrop=0.1,embd_pdrop=0.1"
 CALL = ["--config_overrides", DROPOUT, "--block_size", "32", "--dataset_name", "synthetic", "--report_to", "none"]
 CALL += ["--max_steps", "6", "--untimed_steps", "2", "--gradient_accumulation_steps", "2", "--save_model"]
 CALL += ["--lr_scheduler_type", "linear", "--warmup_steps", "2", "--eval_steps", "2", "--forecast", "false"]
+CALL += ["--plots", "false"]
 
 
 def run(config: Path, output: Path | str, *flags: str) -> tuple[int, str]:

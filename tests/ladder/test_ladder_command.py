@@ -15,7 +15,7 @@ from harness import HANGS, wandb_records
 
 LADDER = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13, forecast: false,
-        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"}
+        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2", plots: false}
 rungs:
   fp32: {}
   slow: {max_steps: 200000}
@@ -23,7 +23,7 @@ rungs:
 """
 ENDS = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13, forecast: false,
-        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"}
+        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2", plots: false}
 rungs:
   fp32: {}
   too-large: {config_overrides: "vocab_size=128,n_positions=32,n_embd=32768,n_layer=2,n_head=2"}

@@ -50,7 +50,7 @@ def test_the_guide_runs_as_it_stands(guide, program, tmp_path):
 
 
 TINY = {"config": "accelerate_configs/fp32.yaml", "block_size": 16, "global_batch_size": 4, "max_steps": 4}
-TINY |= {"untimed_steps": 2, "report_to": "none"}
+TINY |= {"untimed_steps": 2, "report_to": "none", "plots": "false"}
 
 
 @pytest.fixture
@@ -123,6 +123,7 @@ ACTS = {
     ),
     "save_model": ({"save_model": True}, lambda r, b: (r.folder / "model" / "model.safetensors").is_file()),
     "run_name": ({"run_name": "other"}, lambda r, b: r.name == "other"),
+    "plots": ({"plots": "true"}, lambda r, b: (r.folder / "memory_step.png").is_file()),
     "output_dir": ({}, lambda r, b: (r.folder / "result.json").is_file()),
 }
 WANTING = {"gradient_checkpointing_kwargs": EVERY_N_LAYERS, "linear_cross_entropy": LOSS_IN_CHUNKS}

@@ -92,6 +92,7 @@ ALWAYS = {
     "seed": "4",
     "report_to": "none",
     "forecast": "false",
+    "plots": "false",
     "run_name": "x",
     "output_dir": "x",
 }

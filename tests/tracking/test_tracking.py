@@ -38,9 +38,15 @@ def test_a_resumed_run_is_the_same_run_with_all_steps_and_evaluations(tmp_path, 
         text = [json.dumps(row) for row in rows]
         assert sum("train/loss" in row for row in text) == sum("eval/loss" in row for row in text) == 5
     # From a checkpoint of another folder, another run goes on.
-    ablate_here(tmp_path / "other", *CALL, "--resume_from_checkpoint", str(folder / "checkpoint-2"))
+    resumed = ["--resume_from_checkpoint", str(folder / "checkpoint-2"), "--plots", "true"]
+    ablate_here(tmp_path / "other", *CALL, *resumed)
     [other] = (tmp_path / "other" / "wandb").glob("offline-run-*")
-    assert records(other)[0]["run_id"] != before["run_id"]
+    run, rows = records(other)
+    assert run["run_id"] != before["run_id"]
+    # Its pictures go with the last step.
+    assert len(rows) == len(rows_after)
+    assert ["pictures/memory_step" in json.dumps(row) for row in rows] == [False] * (len(rows) - 1) + [True]
+    assert len(list(other.glob("files/media/images/pictures/memory*.png"))) == 2
 
 
 def test_the_summary_is_of_the_run_and_not_of_its_last_step(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import sys
 
 from rungwise.ladder.ladder_file import read_rungs
 from rungwise.report.report import read_report
+from rungwise.report.timelines import read_timeline
 from rungwise.settings.parse import parse
 
 import pytest
@@ -25,6 +26,12 @@ def trainer_here(folder, *flags):
     GradientState._reset_state()
     assert recipe.main([*flags, "--output_dir", str(folder)]) == 0
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def phases_of(folder):
+    """The phases of the step whose memory was measured, in order."""
+    phases = [phase for _, _, phase in read_timeline(folder)]
+    return [phase for n, phase in enumerate(phases) if n == 0 or phase != phases[n - 1]]
 
 
 RUNGS = {
@@ -57,6 +64,7 @@ def test_a_trainers_rung_is_ours_in_another_loop(tmp_path, name):
     assert theirs["throughput"]["tokens"] == ours["throughput"]["tokens"]
     assert theirs["throughput"]["timed_steps"] == ours["throughput"]["timed_steps"] == 3
     assert theirs["activations"]["total_mib"] == ours["activations"]["total_mib"]
+    assert phases_of(tmp_path / "theirs") == phases_of(tmp_path / "ours") != []
     owners = ("parameters_mib", "gradients_mib", "optimizer_state_mib", "buffers_mib")
     assert [theirs["memory"][owner] for owner in owners] == [ours["memory"][owner] for owner in owners]
     # A Trainer clones no tensor of a model's size.
@@ -90,7 +98,7 @@ def test_what_a_trainer_does_not_serve_is_refused_in_a_sentence(tmp_path, capsys
 LADDER = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13,
         config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2", report_to: none,
-        forecast: false}
+        forecast: false, plots: false}
 rungs:
   ours: {}
   theirs: {engine: trainer}

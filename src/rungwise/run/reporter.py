@@ -3,7 +3,7 @@
 import copy
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from .. import tracking
 from ..loop import Step
+from ..metrics.phases import Timeline
 from ..redact import redacted
 from ..settings.fields import Settings
 from ..tracking.safe import SafeTracker
@@ -90,9 +91,7 @@ class Reporter:
         """Writes the result, before all that takes time."""
         self._files.write(record)
 
-    def end(
-        self, record: Record, error: BaseException | None, exit_code: int, timeline: Sequence[tuple[float, int]]
-    ) -> None:
+    def end(self, record: Record, error: BaseException | None, exit_code: int, timeline: Timeline) -> None:
         """Writes all that is known at the end, and says why a run failed where nobody foresaw it."""
         if self.progress:
             self.progress.close()
@@ -115,8 +114,17 @@ class Reporter:
         record.forecast = beside_measured(self._settings, self._config, record.memory)
         self._files.write(record)
 
+    def _draw(self, record: Record) -> list[Path]:
+        """Draws the run's own pictures, if it came to its end. Returns the files."""
+        if not (self._settings.plots and record.status == "ok"):
+            return []
+        from ..report.plots import draw_run  # here, since no run needs what draws before its end
+
+        return draw_run(self._folder)
+
     def finish(self, record: Record, exit_code: int) -> None:
-        """Ends the tracked run and prints the summary: what may take long, after all is written."""
+        """Draws, ends the tracked run and prints the summary: what may take long, after all is written."""
+        self.tracker.pictures(self._draw(record))
         if record.activations:
             self.tracker.table("activations/by_module", record.activations["rows"])
         self.tracker.summary(record.summary())

@@ -55,6 +55,7 @@ class Settings(TechniqueFields):
     forecast: bool = flag(
         True, "output", "forecast the run's memory after its last step, beside what was measured", identity=False
     )
+    plots: bool = flag(True, "output", "draw the run's memory into <output_dir> once all is written", identity=False)
     project: str = flag(
         "rungwise",
         "output",

@@ -10,7 +10,7 @@ from ..report.report import Report
 from ..report.rung_result import RungResult
 from ..report.table import conditions
 from .safe import SafeTracker
-from .wandb_run import WandbTracker, wandb_table
+from .wandb_run import WandbTracker, wandb_images, wandb_table
 
 # Bars of a column of the table, by their names in W&B.
 BARS = {"peak_mib": "Peak memory, MiB", "step_ms": "Step time, ms", "tokens_per_second": "Tokens a second"}
@@ -54,7 +54,7 @@ def _content(report: Report) -> dict[str, Any]:
     if known := [{name: row[name] for name in names} for row in rows if None not in (row["step_ms"], row["peak_mib"])]:
         table = wandb_table(known)
         found["report/map"] = wandb.plot.scatter(table, "step_ms", "peak_mib", title="Peak memory over step time")
-    return found | {f"report/{picture.stem}": wandb.Image(str(picture)) for picture in report.pictures}
+    return found | wandb_images("report", report.pictures)
 
 
 def _run_of(rung: RungResult) -> str | None:

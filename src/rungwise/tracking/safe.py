@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from ..redact import redacted
@@ -38,6 +39,9 @@ class SafeTracker(Tracker):
 
     def table(self, name: str, rows: list[dict[str, Any]]) -> None:
         self._attempt(self._tracker.table, name, rows)
+
+    def pictures(self, files: list[Path]) -> None:
+        self._attempt(self._tracker.pictures, files)
 
     def about(self) -> dict[str, Any]:
         return self._attempt(self._tracker.about) or {}

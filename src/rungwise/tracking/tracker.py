@@ -1,5 +1,6 @@
 """A tracker's small interface, the one that reports to nothing, and those of Accelerate that are no more than it."""
 
+from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import GeneralTracker
@@ -25,6 +26,9 @@ class Tracker:
 
     def table(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Rows of equal keys, where there are tables."""
+
+    def pictures(self, files: list[Path]) -> None:
+        """Pictures, where they are shown."""
 
     def about(self) -> dict[str, Any]:
         """What another process finds the run by: the tracker's name, the run's id, its address where it has one."""

@@ -89,6 +89,11 @@ class WandbTracker(Tracker):
         if rows:
             self._run.log({name: wandb_table(rows)})
 
+    def pictures(self, files: list[Path]) -> None:
+        if files:
+            # With the last row, and no row of their own.
+            self._run.log(wandb_images("pictures", files), commit=False)
+
     def about(self) -> dict[str, Any]:
         if self._run.disabled:
             return {}
@@ -125,3 +130,10 @@ def wandb_table(rows: list[dict[str, Any]]) -> Any:
 
     columns = list(rows[0])
     return wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
+
+
+def wandb_images(group: str, files: list[Path]) -> dict[str, Any]:
+    """Pictures as W&B shows them, by their names in a group."""
+    import wandb
+
+    return {f"{group}/{file.stem}": wandb.Image(str(file)) for file in files}
