@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -37,31 +38,32 @@ def rung_map(rungs: list[RungResult]) -> Figure | None:
     _scale(axes, "y", [rung.peak for _, rung in shown])
     points = [(time.median, rung.peak) for time, (_, rung) in zip(times, shown, strict=True)]
     best = frontier([rung for _, rung in shown])
-    for point, time, (_, rung) in zip(points, times, shown, strict=True):
-        axes.plot([time.low, time.high], [rung.peak] * 2, **WHISKER)
-        axes.plot(*point, zorder=3, **(DISTURBED if time.disturbed else ON if rung in best else OFF))
+    looks = [DISTURBED if rung.step_ms.disturbed else ON if rung in best else OFF for _, rung in shown]
+    for point, time, look in zip(points, times, looks, strict=True):
+        axes.plot([time.low, time.high], [point[1]] * 2, **WHISKER)
+        axes.plot(*point, zorder=3, **look)
     for before, after in itertools.pairwise(points):
         axes.annotate("", after, before, arrowprops=WAY).set_in_layout(False)
     corners = sorted((rung.step_ms.median, rung.peak) for rung in best)
     if len(corners) > 1:
         axes.step(*zip(*corners, strict=True), **EDGE)
-    _explain(figure, bool(best), len(best) < len(shown), any(time.disturbed for time in times))
-    whiskers = [((time.low, rung.peak), (time.high, rung.peak)) for time, (_, rung) in zip(times, shown, strict=True)]
+    _explain(figure, looks)
+    whiskers = [((time.low, peak), (time.high, peak)) for time, (_, peak) in zip(times, points, strict=True)]
     names = [f"{n}  {wrapped(rung.name, 24)}" for n, rung in shown]
     name_points(axes, points, names, [*whiskers, *itertools.pairwise(points)])
     return figure
 
 
-def _explain(figure: Figure, on: bool, off: bool, disturbed: bool) -> None:
+def _explain(figure: Figure, looks: list[dict[str, Any]]) -> None:
     """The legend, of what is there."""
-    found = {
-        "Pareto frontier: lower left is better": Line2D([], [], **ON) if on else None,
-        "other rungs": Line2D([], [], **OFF) if off else None,
-        "disturbed: no speed is claimed": Line2D([], [], **DISTURBED) if disturbed else None,
-        "p10 to p90": Line2D([], [], **WHISKER),
+    words = {
+        "Pareto frontier: lower left is better": ON,
+        "other rungs": OFF,
+        "disturbed: no speed is claimed": DISTURBED,
+        "p10 to p90": WHISKER,
     }
-    shown = {words: handle for words, handle in found.items() if handle}
-    figure.legend(shown.values(), shown, loc="outside upper left", ncols=2, columnspacing=1.5)
+    handles = [Line2D([], [], **look, label=text) for text, look in words.items() if look in (*looks, WHISKER)]
+    figure.legend(handles=handles, loc="outside upper left", ncols=2, columnspacing=1.5)
 
 
 def _scale(axes: Axes, name: str, values: list[float]) -> None:
