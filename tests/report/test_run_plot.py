@@ -2,15 +2,20 @@
 
 import csv
 import json
+from pathlib import Path
 
 from rungwise.report.plots import draw_run
 from rungwise.report.run_plot import owners, step
 from rungwise.report.rung_result import OWNERS
+from rungwise.report.timelines import read_timeline
+from rungwise.run.files import Files
+from rungwise.run.record import Record
 
 import pytest
 from commands import ablate_here
-from harness import TINY
+from harness import TINY, tiny_settings
 from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
 from results import forecast_beside, result, rung
 from test_pictures import PHASES, names
 
@@ -64,6 +69,36 @@ def test_a_run_draws_its_pictures_once_all_is_written(tmp_path):
     # The next run's are its own: none is left of an earlier one.
     ablate_here(tmp_path, *FLAGS)
     assert not any((tmp_path / name).exists() for name in PICTURES)
+
+
+def test_a_picture_that_cannot_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch, capsys):
+    def half(self, path, **_):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    assert ablate_here(tmp_path, *FLAGS, "--plots", "true")["status"] == "ok"
+    assert "no pictures: OSError: No space left on device\n" in capsys.readouterr().err
+    assert not any((tmp_path / name).exists() for name in PICTURES)
+
+
+def test_there_is_no_half_of_a_timeline(tmp_path, monkeypatch):
+    files, write_text = Files(tmp_path), Path.write_text
+    record = Record(tiny_settings(), status="ok")
+    files.begin(record)
+    files.end(record, [(0.0, 2**20, "forward"), (1.0, 2**21, "forward")])
+    assert read_timeline(tmp_path) == [(0.0, 1.0, "forward"), (1.0, 2.0, "forward")]
+
+    def half(self, text, **options):
+        timeline = self.name == "memory_timeline.csv"
+        write_text(self, text[: len(text) // 2] if timeline else text, **options)
+        if timeline:
+            raise OSError("No space left on device")
+
+    files.begin(record)
+    monkeypatch.setattr(Path, "write_text", half)
+    files.end(record, [(0.0, 2**20, "forward"), (1.0, 2**21, "forward")])
+    assert read_timeline(tmp_path) == []
 
 
 def test_there_is_no_picture_without_its_figures(tmp_path):

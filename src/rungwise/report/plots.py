@@ -60,6 +60,10 @@ def _write(pictures: dict[str, Callable[[Shown], Figure | None]], shown: Shown, 
             if figure is None:
                 path.unlink(missing_ok=True)
                 continue
-            figure.savefig(path)
+            try:
+                figure.savefig(path)
+            except OSError:
+                path.unlink(missing_ok=True)  # a full disk takes half of it
+                raise
             drawn.append(path)
     return drawn

@@ -1,6 +1,5 @@
 """The files of one run: `result.json`, `metrics.jsonl`, the memory of one step over time. For the main process."""
 
-import contextlib
 import json
 import os
 import sys
@@ -86,8 +85,11 @@ class Files:
         elif timeline:
             lines = [f"{ms:.3f},{held / MIB:.3f},{phase}" for ms, held, phase in timeline]
             text = "\n".join(["ms,allocated_mib,phase", *lines]) + "\n"
-            with contextlib.suppress(OSError):  # a picture less
-                (self.folder / "memory_timeline.csv").write_text(text, encoding="utf-8")
+            path = self.folder / "memory_timeline.csv"
+            try:
+                path.write_text(text, encoding="utf-8")
+            except OSError:  # a picture less, and no half of one
+                path.unlink(missing_ok=True)
 
 
 def _step(row: str) -> int | None:

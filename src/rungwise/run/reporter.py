@@ -120,7 +120,13 @@ class Reporter:
             return []
         from ..report.plots import draw_run  # here, since no run needs what draws before its end
 
-        return draw_run(self._folder)
+        try:
+            return draw_run(self._folder)
+        except Exception as error:
+            # As where the disk is full. A picture is no figure: all of those are written.
+            words = (str(error).strip() or "without a word").splitlines()[0]
+            print(redacted(f"no pictures: {type(error).__name__}: {words}"), file=sys.stderr, flush=True)
+            return []
 
     def finish(self, record: Record, exit_code: int) -> None:
         """Draws, ends the tracked run and prints the summary: what may take long, after all is written."""
