@@ -17,7 +17,7 @@ def memory_and_speed(rungs: list[RungResult]) -> Figure | None:
     if not any(rung.ok for rung in rungs):
         return None
     figure = Figure(figsize=(WIDTH, 1.7 + 0.46 * len(rungs)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(5, 4))
     for y, rung in enumerate(rungs):
         if rung.peak is not None:
             _peak(left, y, rung, rungs[0])
