@@ -51,6 +51,7 @@ NOT_QUICK: tuple[str, ...] = (
     "run/test_ends.py",
     "run/test_faults.py",
     "run/test_faults_disk.py",
+    "run/test_faults_training.py",
     "run/test_faults_wandb.py",
     "run/test_figures.py",
     "run/test_forecast.py",

@@ -140,7 +140,7 @@ def test_every_end_is_a_row_and_a_run_of_one_group(home, start):
     assert process.returncode == 1, output + errors
     statuses = {rung: result_of(home, rung)["status"] for rung in ("fp32", "too-large", "diverges", "offload")}
     assert statuses == {"fp32": "ok", "too-large": "out_of_memory", "diverges": "diverged", "offload": "skipped"}
-    for reason in ("out of memory in step 1", "the loss of step", "this run is on the CPU"):
+    for reason in ("out of memory before step 1", "the loss of step", "this run is on the CPU"):
         assert reason in output
     assert "Nothing was compared: fp32 alone ran to its end, skipped: offload; run the ladder where" in output
     # In W&B every rung is a run of one group, and the report one more, with table and pictures.

@@ -55,7 +55,7 @@ ENDS = [
     (Diverged("the loss of step 3 is nan"), "diverged", "the loss of step 3 is nan", 1),
     (UnavailableTechnique("not with this model"), "skipped", "not with this model", 1),
     (InactiveTechnique("no graph was compiled"), "failed", "InactiveTechnique: no graph was compiled", 1),
-    (MemoryError(), "out_of_memory", "out of memory in step 1", 1),
+    (MemoryError(), "out_of_memory", "out of memory before step 1", 1),
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory", "Tried to allocate", 1),
     (
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9"),

@@ -1,5 +1,7 @@
 """How a run ended: an exception to a status, a reason and an exit code."""
 
+import traceback
+
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
@@ -8,6 +10,9 @@ from ..loop import Diverged, Step
 from ..settings.fields import FIELDS
 from ..signals import Terminated
 from ..techniques.seen import UnavailableTechnique
+
+# What a step is at, by the name of a function that it calls.
+PARTS = {"forward": "forward", "backward": "backward", "step": "the optimizer"}
 
 
 def lost_a_rank(error: BaseException | None) -> bool:
@@ -31,6 +36,8 @@ def outcome(error: BaseException | None, steps: list[Step], processes: int = 1) 
             return "diverged", f"fp16 overflowed in all {len(steps)} steps, no weight was changed", 1
         case None:
             return "ok", None, 0
+        case SettingsError() if steps:
+            return "failed", f"after step {len(steps)}: {'; '.join(error.errors)}", 1
         case SettingsError():
             return "failed", words, 2
         case Diverged():
@@ -45,8 +52,18 @@ def outcome(error: BaseException | None, steps: list[Step], processes: int = 1) 
             return "failed", f"terminated after {len(steps)} steps{why}", 143
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or should_reduce_batch_size(error):
         remedy = ", or ".join(advice for f in FIELDS.values() if (advice := f.metadata["saves_memory"]))
-        return "out_of_memory", f"out of memory in step {len(steps) + 1} ({words.splitlines()[0]}); {remedy}", 1
+        when = _when(error, len(steps))
+        return "out_of_memory", f"out of memory {when} ({words.splitlines()[0]}); {remedy}", 1
     if lost_a_rank(error):
         first = words.splitlines()[0]
         return "failed", f"another rank ended without a word (killed?) after {len(steps)} steps: {first}", 1
     return "failed", f"{type(error).__name__}: {words}", 1
+
+
+def _when(error: BaseException, done: int) -> str:
+    """At what a run was when an error came, after so many steps: by names of what had been called, also by a Trainer."""
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if "train" not in names or "evaluate" in names:
+        return f"after step {done}" if done else "before step 1"
+    part = next((PARTS[name] for name in names[names.index("train") :] if name in PARTS), None)
+    return f"in {part} of step {done + 1}" if part else f"in step {done + 1}"
