@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..settings.fields import Settings
 from .files import as_text
+from .sources import from_cache
 from .texts import ENDS, Text
 
 Columns = dict[str, list[Any]]
@@ -173,16 +174,22 @@ def _cache() -> Path:
 
 
 def _map(rows: datasets.Dataset, step: Step, features: datasets.Features, words: str) -> datasets.Dataset:
-    # In one process, which keeps the order of the texts. Rows in memory, as small data sets may be, stay there.
     known = Hasher.hash([rows._fingerprint, step, features])
-    return rows.map(
-        step,
-        batched=True,
-        batch_size=BATCH,
-        remove_columns=rows.column_names,
-        features=features,
-        desc=words,
-        keep_in_memory=not rows.cache_files,
-        cache_file_name=str(_cache() / f"{known}.arrow") if rows.cache_files else None,
-        new_fingerprint=known,
-    )
+    # Rows in memory, as small data sets may be, stay there.
+    cached = _cache() / f"{known}.arrow" if rows.cache_files else None
+
+    def mapped() -> datasets.Dataset:
+        # In one process, which keeps the order of the texts.
+        return rows.map(
+            step,
+            batched=True,
+            batch_size=BATCH,
+            remove_columns=rows.column_names,
+            features=features,
+            desc=words,
+            keep_in_memory=cached is None,
+            cache_file_name=cached and str(cached),
+            new_fingerprint=known,
+        )
+
+    return from_cache(mapped, cached) if cached else mapped()

@@ -1,18 +1,23 @@
 """Where text comes from, and what is wrong with it: a file, the standard library, a data set on disk or the Hub."""
 
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import datasets
+import pyarrow as pa
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import SettingsError
 from ..redact import redacted
 from ..settings.fields import Settings
 from .files import Unreadable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,22 @@ def check_cache() -> None:
         raise SettingsError(
             [f"the cache of datasets, {folder}, cannot be written ({error.strerror}); set HF_DATASETS_CACHE"]
         ) from error
+
+
+def from_cache(read: Callable[[], T], cached: Path) -> T:
+    """What is read from the cache, or made and put there; made anew where what is there is damaged.
+
+    Args:
+        read: reads or makes it.
+        cached: the file or the folder of the cache that it is read from. One that could not be made is not there.
+    """
+    try:
+        return read()
+    except (OSError, pa.ArrowException):
+        if not cached.exists():
+            raise  # what it is made of is at fault
+    shutil.rmtree(cached) if cached.is_dir() else cached.unlink()
+    return read()
 
 
 @contextmanager

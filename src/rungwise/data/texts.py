@@ -19,7 +19,7 @@ from ..settings.needs import STDLIB
 from . import columns
 from .files import PEEKED_ROWS, TEXT, Form, schema_of, texts_of, values_of
 from .forms import OWN_READERS, form_of
-from .sources import Source, check_cache, readable, too_few_tokens
+from .sources import Source, check_cache, from_cache, readable, too_few_tokens
 
 # Whether a document ends with a text; without this column, one ends with each.
 ENDS = "ends"
@@ -182,8 +182,12 @@ def _open(
 ) -> datasets.Dataset | datasets.IterableDataset:
     if streaming:
         return builder.as_streaming_dataset(split=split)
-    builder.download_and_prepare()
-    return builder.as_dataset(split=split, in_memory=is_small_dataset(builder.info.dataset_size))
+
+    def whole() -> datasets.Dataset:
+        builder.download_and_prepare()
+        return builder.as_dataset(split=split, in_memory=is_small_dataset(builder.info.dataset_size))
+
+    return from_cache(whole, Path(builder.cache_dir))
 
 
 def _column_of_file(path: str, form: Form, source: Source, settings: Settings) -> tuple[str, dict[str, str]]:

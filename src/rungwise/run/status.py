@@ -61,7 +61,7 @@ def outcome(error: BaseException | None, steps: list[Step], processes: int = 1) 
 
 
 def _when(error: BaseException, done: int) -> str:
-    """At what a run was when an error came, after so many steps: by names of what had been called, also by a Trainer."""
+    """What a run was at when an error came, after so many steps, by names of what had been called; a Trainer's too."""
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     if "train" not in names or "evaluate" in names:
         return f"after step {done}" if done else "before step 1"
