@@ -21,12 +21,13 @@ from harness import (
     tiny_settings,
     train_tiny,
 )
-from needs import LOSS_IN_CHUNKS
+from needs import LOSS_IN_CHUNKS, needs
 from torch import nn
 
 # fp32 sums the same numbers in another order.
 SAME_WEIGHTS = 1e-7
 STEPS = 6
+UNITS = needs("embeddings and head are units of FSDP2 of their own", accelerate="1.14")
 EQUAL = ["", "-accum4", "-accum4-each", "-accum4-ckpt", "-accum4-ckpt-fused", "-ragged-accum2"]
 EQUAL += ["-padded", "-streamed-accum4"]
 # Padded, too.
@@ -151,6 +152,7 @@ def test_a_checkpoint_is_whole_or_sharded_as_the_file_says(two_ranks, key):
     assert run["weights"].keys() == two_ranks["fsdp2-adamw"]["weights"].keys()
 
 
+@UNITS
 def test_accumulation_does_not_communicate_gradients_before_the_last_micro_batch(two_ranks):
     def count(key, name):
         return two_ranks[key]["collectives"].get(name, 0)
@@ -165,6 +167,7 @@ def test_accumulation_does_not_communicate_gradients_before_the_last_micro_batch
     assert count("fsdp2", "all_reduce") == count("fsdp2-accum4", "all_reduce")
 
 
+@UNITS
 def test_keeping_parameters_after_forward_saves_gathers(two_ranks):
     """Per micro-batch: with resharding the two blocks are gathered for forward and again for backward."""
     gathers = {key: two_ranks[key]["collectives"]["all_gather"] for key in ("fsdp2-accum4", "fsdp2-accum4-keep")}

@@ -36,7 +36,8 @@ def test_adapters_alone_are_trained_recomputed_and_owned(family):
     # Two moments of every adapter, and a step counter each; nothing of the frozen weights.
     moments = 2 * memory.tensor_bytes(iter(adapters))
     assert memory.optimizer_state_bytes(trained.optimizer) == moments + 4 * len(adapters)
-    assert trained.losses[-1] < trained.losses[0]
+    # They begin with products of nothing, and each has learnt: of random rows no loss could tell.
+    assert all(value.any() for name, value in trained.weights.items() if "lora_B" in name)
     frozen = {name: value for name, value in trained.weights.items() if "lora_" not in name}
     for name, value in build_model(settings).state_dict().items():
         [same] = [own for key, own in frozen.items() if key.replace(".base_layer", "").endswith(f"model.{name}")]
