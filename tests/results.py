@@ -108,6 +108,9 @@ EVIDENCE = {
     "use_liger_kernel": {True: {"liger_kernels": {"LigerRMSNorm": 6}}},
     "optim": {name: {"optimizer": name} for name in OPTIMIZERS},
 }
+# Memory over one step of one micro-batch: ms, MiB, phase.
+PHASES = [(0.0, 10.0, "forward"), (1.0, 30.0, "forward"), (3.0, 30.0, "backward"), (5.0, 20.0, "backward")]
+PHASES += [(8.0, 12.0, "optimizer"), (9.0, 14.0, "optimizer"), (10.0, 10.0, "optimizer")]
 
 
 def result(

@@ -9,16 +9,9 @@ from rungwise.report.timeline_plot import PHASE_WORDS, timelines
 from rungwise.report.trade_off_plot import accumulation
 
 import pytest
+from drawn import names
 from matplotlib.colors import to_rgba
-from results import rung
-
-PHASES = [(0.0, 10.0, "forward"), (1.0, 30.0, "forward"), (3.0, 30.0, "backward"), (5.0, 20.0, "backward")]
-PHASES += [(8.0, 12.0, "optimizer"), (9.0, 14.0, "optimizer"), (10.0, 10.0, "optimizer")]
-
-
-def names(figure):
-    [legend] = figure.legends
-    return [text.get_text() for text in legend.get_texts()]
+from results import PHASES, rung
 
 
 def test_the_ladders_picture_shows_each_rung_owner_and_spread_and_what_is_saved():

@@ -13,6 +13,7 @@ from rungwise.report.table import COLUMNS, table
 from rungwise.report.table_text import markdown_table
 
 import pytest
+from drawn import names
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from results import forecast_beside, result, rung
@@ -231,16 +232,11 @@ def test_a_disturbed_rung_is_marked_wherever_it_is_shown():
     figure = trade_off_plot.accumulation(family)
     [cross] = [line for line in figure.axes[1].lines if line.get_marker() == "X"]
     assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([4], [100.0])
-    assert "disturbed: no speed is claimed" in legend(figure)
+    assert "disturbed: no speed is claimed" in names(figure)
     budgets = [rung(f"{n}", torch_compile=True, activation_memory_budget=n) for n in (0.5, 1.0)]
     figure = trade_off_plot.memory_budget([*budgets, rungs[0]])
-    assert legend(figure)[2:] == ["eager: 1,000 MiB, 100 ms"]
+    assert names(figure)[2:] == ["eager: 1,000 MiB, 100 ms"]
     [band] = [patch for patch in figure.axes[1].patches if patch.get_alpha() == 0.1]
     assert (band.get_y(), band.get_y() + band.get_height()) == (90.0, 110.0)
     rungs[0].rounds[0]["throughput"]["disturbed"] = "the mean is 12% over the median"
-    assert legend(trade_off_plot.memory_budget([*budgets, rungs[0]]))[2:] == ["eager: 1,000 MiB, 100 ms disturbed"]
-
-
-def legend(figure):
-    [found] = figure.legends
-    return [text.get_text() for text in found.get_texts()]
+    assert names(trade_off_plot.memory_budget([*budgets, rungs[0]]))[2:] == ["eager: 1,000 MiB, 100 ms disturbed"]

@@ -13,11 +13,11 @@ from rungwise.run.record import Record
 
 import pytest
 from commands import ablate_here
+from drawn import names
 from harness import TINY, tiny_settings
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from results import forecast_beside, result, rung
-from test_pictures import PHASES, names
+from results import PHASES, forecast_beside, result, rung
 
 PICTURES = ("memory.png", "memory_step.png")
 FLAGS = [*TINY, "--config", "accelerate_configs/fp32.yaml", "--max_steps", "3", "--untimed_steps", "2"]

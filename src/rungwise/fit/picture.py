@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from ..report.owner_bars import owner_bar
+from ..report.owner_bars import explain_owners, owner_bar
 from ..report.rung_result import OWNERS
 from ..report.style import PAPER, STYLE, WIDTH, behind, make_room, name_bars, scale_bars
 from .choice import Row
@@ -23,11 +23,11 @@ def draw(rows: Sequence[Row], chosen: Row | None, room: Room, path: Path) -> lis
         path.unlink(missing_ok=True)
         return []
     with rc_context(STYLE):
-        _bars(shown, chosen, room).savefig(path)
+        bars(shown, chosen, room).savefig(path)
     return [path]
 
 
-def _bars(rows: Sequence[Row], chosen: Row | None, room: Room) -> Figure:
+def bars(rows: Sequence[Row], chosen: Row | None, room: Room) -> Figure:
     """Peak memory by owner, the first candidate on top. Bars that would hide the others are cut off."""
     figure = Figure(figsize=(WIDTH, 1.9 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
@@ -45,8 +45,7 @@ def _bars(rows: Sequence[Row], chosen: Row | None, room: Room) -> Figure:
     name_bars(axes, [row.candidate.name for row in rows])
     axes.set_xlabel("forecast peak of allocated memory (MiB)")
     scale_bars(axes)
-    lines, bars = axes.get_lines(), axes.containers[: len(OWNERS)]
-    figure.legend(handles=[*bars, *lines], loc="outside upper left", ncols=4, columnspacing=1.2, handlelength=1.6)
+    explain_owners(figure, axes.get_lines(), columns=4)
     make_room(figure)
     return figure
 

@@ -1,10 +1,11 @@
 """Bars of memory by owner, as several pictures have them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from .rung_result import OWNERS
@@ -26,8 +27,8 @@ def owner_bar(
     return start
 
 
-def explain_owners(figure: Figure) -> None:
-    """Names the owners above the bars of a figure."""
-    handles = [Patch(**filled(OWNER_LOOKS[owner]), label=owner.replace("_", " ")) for owner in OWNERS]
-    look = {"loc": "outside upper left", "ncols": len(OWNERS), "columnspacing": 1.2, "handlelength": 1.6}
-    figure.legend(handles=handles, **look)
+def explain_owners(figure: Figure, lines: Sequence[Line2D] = (), columns: int = len(OWNERS)) -> None:
+    """Names the owners above the bars of a figure, and after them lines by their labels."""
+    owners = [Patch(**filled(OWNER_LOOKS[owner]), label=owner.replace("_", " ")) for owner in OWNERS]
+    look = {"loc": "outside upper left", "ncols": columns, "columnspacing": 1.2, "handlelength": 1.6}
+    figure.legend(handles=[*owners, *lines], **look)

@@ -33,3 +33,9 @@ def collisions(figure):
     out = [(text,) for text, b in found if b.x0 < -1 or b.y0 < -1 or b.x1 > width + 1 or b.y1 > height + 1]
     pairs = itertools.combinations(found, 2)
     return out + [(a, b) for (a, x), (b, y) in pairs if x.padded(-1).overlaps(y.padded(-1))]
+
+
+def names(figure):
+    """What its legend says."""
+    [legend] = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
