@@ -10,13 +10,15 @@ Flags of ablate.py go to every rung on which they act. The same command again co
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rungwise.errors import SettingsError
 from rungwise.ladder.console import Console
 from rungwise.ladder.ladder import Ladder, group_of
 from rungwise.ladder.ladder_file import read_rungs
-from rungwise.report.report import markdown, read_report, terminal_table, write_report
+from rungwise.report.report import Report, markdown, read_report, terminal_table, write_report
 from rungwise.terminal import print_anything
 
 
@@ -62,22 +64,40 @@ def report_only(options: argparse.Namespace, extra: list[str]) -> int:
     if extra or options.fresh or options.output_dir:
         raise SettingsError(["--report_only runs nothing and takes no other flag"])
     folder = Path(options.report_only)
-    try:
+    with undamaged(folder):
         report = read_report(folder)
         markdown(report, folder.name)  # nothing is shown of what cannot be written
         print(terminal_table(report), flush=True)
-        write_report(report, folder)
+        try:
+            write_report(report, folder)
+        except OSError as error:
+            why = f"its report cannot be written ({error}); copy the folder elsewhere"
+            raise SettingsError([f"{folder}: {why}"]) from error
+    return int(report.failed)
+
+
+@contextmanager
+def undamaged(folder: Path) -> Iterator[None]:
+    """Around a report of results, which are files that anyone may have changed, in more ways than are looked for.
+
+    Raises:
+        SettingsError: one of them is damaged.
+    """
+    try:
+        yield
     except SettingsError:
         raise
-    except OSError as error:
-        raise SettingsError(
-            [f"{folder}: its report cannot be written ({error}); copy the folder elsewhere"]
-        ) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Results are files that anyone may have changed, in more ways than are looked for.
         why = f"{type(error).__name__}: {error}"
         raise SettingsError([f"{folder}: a result in it is damaged ({why}); run the ladder again"]) from error
-    return int(report.failed)
+
+
+def reported(folder: Path) -> Report:
+    """Writes the report of what is in a folder by now."""
+    with undamaged(folder):
+        report = read_report(folder)
+        write_report(report, folder)
+    return report
 
 
 def run(options: argparse.Namespace, extra: list[str]) -> int:
@@ -91,13 +111,12 @@ def run(options: argparse.Namespace, extra: list[str]) -> int:
     console = Console()
     with Ladder(name, rungs, folder, group, options.fresh) as ladder:
         for _, result in ladder.run(options.repeats):
-            write_report(read_report(folder), folder)
+            reported(folder)
             console.show(result, ladder.took())
         if ladder.exit_code and not ladder.has_results():
             print("\nstopped before the first rung had a result")
             return ladder.exit_code
-        report = read_report(folder)
-        write_report(report, folder)
+        report = reported(folder)
         console.summary(report, folder)
     if ladder.exit_code:
         print("stopped; the same command continues")

@@ -37,6 +37,7 @@ NOT_QUICK: tuple[str, ...] = (
     "forecast/test_extension.py",
     "forecast/test_grid.py",
     "forecast/test_sharded.py",
+    "ladder/test_damaged_ladder.py",
     "ladder/test_ladder_command.py",
     "ladder/test_launcher.py",
     "metrics/test_activations.py",

@@ -1,5 +1,6 @@
 """What must be the same whenever a rung of a folder is run: arguments, Accelerate file, data, machine."""
 
+import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -50,6 +51,27 @@ def identify(rungs: Sequence[Rung], settings: dict[str, Settings], opening: Open
         made[rung.name] = {"command": shlex.join(rung.command()), "config": config, "data": data}
     # As it is written: what is compared later is what was kept.
     return redacted({"machine": machine(), "rungs": made})
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `identify` said when a ladder was begun, in its `ladder.json`.
+
+    Raises:
+        SettingsError: the file is damaged.
+    """
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        whole = isinstance(known["machine"], dict) and all(
+            isinstance(rung["command"], str)
+            and isinstance(rung["config"], str)
+            and isinstance(rung.get("data", {}), dict)
+            for rung in known["rungs"].values()
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise SettingsError([f"{path} is damaged; {REMEDY}"])
+    return known
 
 
 def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

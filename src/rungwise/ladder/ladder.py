@@ -95,12 +95,7 @@ class Ladder:
         now = identity.identify(self.rungs, self._settings, self._opening)
         before = now
         if path.exists():
-            try:
-                before = json.loads(path.read_text(encoding="utf-8"))
-            except json.JSONDecodeError as error:
-                raise SettingsError(
-                    [f"{path} is damaged; give another --output_dir, or --fresh to start anew"]
-                ) from error
+            before = identity.read(path)
         elif results and not self.fresh:
             raise SettingsError(
                 [f"{self.folder} holds results of no known ladder; give another --output_dir, or --fresh"]
@@ -198,7 +193,7 @@ def group_of(name: str, folder: Path, fresh: bool) -> str:
     """The tracker's group: that of the ladder which was begun in this folder, else a new one."""
     try:
         if not fresh:
-            return json.loads((folder / "ladder.json").read_text(encoding="utf-8"))["group"]
-    except (OSError, ValueError, KeyError):
-        pass
+            return str(json.loads((folder / "ladder.json").read_text(encoding="utf-8"))["group"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        pass  # there is none, or it is damaged, which is said later
     return f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

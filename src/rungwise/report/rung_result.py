@@ -179,8 +179,8 @@ def load(folder: Path) -> list[RungResult]:
 def _listed(path: Path) -> list[str]:
     """The names of the rungs in `ladder.json`, or none."""
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["order"])
-    except (OSError, ValueError, KeyError):
+        return [name for name in json.loads(path.read_text(encoding="utf-8"))["order"] if isinstance(name, str)]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
 
 
