@@ -155,8 +155,14 @@ def measure(name: str, figures: Figures) -> None:
 
 
 def write(name: str, figures: Figures) -> int:
-    """Writes what was measured into its pages, and copies its pictures. Returns the command's exit code."""
-    measured = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+    """Writes what was measured into its pages, and copies its pictures. Returns the command's exit code.
+
+    Of a ladder that was run by hand it is not known how long it took.
+    """
+    path = MEASURED / f"{name}.json"
+    measured = {"printed": "", "code": 0, "seconds": None, "machine": {}}
+    if path.exists() or not figures.results:
+        measured = json.loads(path.read_text(encoding="utf-8"))
     environment = measured["machine"]
     if figures.results:
         first = next(iter(sorted(figures.results.rglob("result.json"))))

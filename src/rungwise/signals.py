@@ -4,7 +4,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -39,10 +39,15 @@ class Signals:
             self._numbers.append(signal.SIGHUP)
         self._at_once = at_once
         self._previous: dict[int, Any] = {}
+        self._around: Signals | None = None
         self._holding = self._over = False
         self._waiting: BaseException | None = None
 
+    # Who handles signals now, if anyone of this kind.
+    _current: "Signals | None" = None
+
     def __enter__(self) -> "Signals":
+        self._around, Signals._current = Signals._current, self
         if self._at_once is not None:
             self._sender, receiver = socket.socketpair()
             self._sender.setblocking(False)
@@ -58,6 +63,7 @@ class Signals:
             self._sender.close()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        Signals._current = self._around
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         error = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
@@ -78,13 +84,13 @@ class Signals:
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Around work that is done as a whole or not at all: a signal waits for its end and is raised then."""
-        self._holding = True
+        around, self._holding = self._holding, True
         try:
             yield
         finally:
-            self._holding = False
-            waiting, self._waiting = self._waiting, None
-            if waiting is not None:
+            self._holding = around
+            if not around and self._waiting is not None:
+                waiting, self._waiting = self._waiting, None
                 raise waiting
 
     def end(self) -> None:
@@ -94,3 +100,8 @@ class Signals:
     def interruptible(self) -> None:
         """Gives Ctrl-C back to who had it, where all is written and what is left may take long."""
         signal.signal(signal.SIGINT, self._previous[signal.SIGINT])
+
+
+def deferred() -> AbstractContextManager[None]:
+    """`Signals.deferred` of who handles signals now, for those who do not know of it; else nothing is deferred."""
+    return Signals._current.deferred() if Signals._current else nullcontext()

@@ -25,3 +25,6 @@ def test_where_figures_are_from():
     }
     words = source("python recipes/x.py", environment, 130)
     assert words == "(`python recipes/x.py` in 2 min 10 s on A CPU; torch 2, transformers 5, accelerate 1; 2026-11-30)"
+    assert source("make x", environment, None).startswith("(`make x` on A CPU;")
+    here = {**environment, "device": "cpu", "cores": 2, "native_precision": ["fp32", "bf16"]}
+    assert " on 2 cores of A CPU (products in hardware: fp32 and bf16); " in source("make x", here, 1)

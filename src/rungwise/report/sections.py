@@ -26,7 +26,7 @@ def write_section(path: Path, name: str, section: str) -> None:
     path.write_text(new, encoding="utf-8")
 
 
-def source(command: str, environment: Mapping[str, Any], seconds: float) -> str:
+def source(command: str, environment: Mapping[str, Any], seconds: float | None) -> str:
     """The command, how long it took and on what, the versions and the date, from `environment.describe`."""
     device = environment.get("device_name")
     if environment.get("device") == "cpu":
@@ -34,5 +34,5 @@ def source(command: str, environment: Mapping[str, Any], seconds: float) -> str:
         device = f"{environment['cores']} cores of {device} (products in hardware: {hardware})"
     packages = ", ".join(f"{name} {environment.get(name)}" for name in PACKAGES)
     date = str(environment.get("date"))[:10]
-    took = f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"(`{command}` in {took} on {device}; {packages}; {date})"
+    took = "" if seconds is None else f" in {seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"(`{command}`{took} on {device}; {packages}; {date})"
