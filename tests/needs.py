@@ -20,6 +20,7 @@ def needs(why: str, **releases: str) -> pytest.MarkDecorator:
 
 LOSS_IN_CHUNKS = needs("the loss in chunks is an operator of it", torch="2.13")
 ROTARY = needs("rotary positions are not counted as a product", transformers="5.16")
+RANKS = needs("exchanges of fake tensors", torch="2.13")
 MUSICGEN = needs("a musicgen of no parts", transformers="5.20")
 EVERY_N_LAYERS = needs("every_n_layers of gradient checkpointing", transformers="5.16")
 

@@ -21,6 +21,7 @@ from rungwise.metrics.memory import MIB
 import grid
 import pytest
 import torch
+from needs import EVERY_N_LAYERS, marked, needs
 from test_extension import config_of, settings_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -35,6 +36,8 @@ LOWERED = (
     *("conv1d.padding", "conv2d.padding", "conv3d.padding", "_addmm_activation"),
 )
 PROMOTED = ("stack", "cat", "index_copy")
+
+TECHNIQUES = ("bf16, accumulation", "checkpointing", "every other layer", "reentrant")
 
 
 def on_the_cpu():
@@ -79,6 +82,7 @@ def in_the_header():
     return found
 
 
+@needs("the lists are those of its header", torch="2.13")
 def test_autocast_lists_are_those_of_pytorchs_header():
     header = in_the_header()
     cudnn = {"cudnn_convolution", "cudnn_convolution_transpose"}
@@ -109,7 +113,7 @@ def heights(trace):
     return [(height, place) for height, (_, change), place in rows if change > 0]
 
 
-@pytest.mark.parametrize("technique", ["bf16, accumulation", "checkpointing", "every other layer", "reentrant"])
+@pytest.mark.parametrize("technique", marked(TECHNIQUES, {"every other layer": EVERY_N_LAYERS}))
 @pytest.mark.parametrize("model", ["GPT-2", "Llama"])
 def test_with_the_cpus_own_lists_nothing_changes(model, technique):
     """The mechanism, against the kernels that it takes the place of."""
@@ -156,6 +160,7 @@ def test_autocast_casts_a_weight_once_and_an_input_each_time():
     assert sizes == [128, 32, *(64, 16, 32), *(16, 32), *(64, 16, 32)]
 
 
+@needs("its autocast keeps copies so", torch="2.13")
 def test_a_copy_made_without_a_gradient_serves_a_pass_with_one():
     """As PyTorch's own casts do, which are asked first."""
 

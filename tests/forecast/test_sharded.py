@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from rungwise.forecast import apart, forecast, peak
+from rungwise.forecast import NoForecast, apart, forecast, peak, ranks
 from rungwise.metrics.memory import MIB
 
 import pytest
@@ -16,6 +16,7 @@ import sharded
 import torch
 from grid import OWNERS
 from harness import ENVIRONMENT, HANGS, ROOT
+from needs import RANKS
 from sharded import CASES, TWICE, inputs
 from transformers import AutoConfig
 
@@ -56,6 +57,7 @@ def measured(tmp_path_factory):
     return found
 
 
+@RANKS
 @pytest.mark.parametrize("case, processes", MEASURED)
 def test_the_forecast_of_a_rank_is_what_is_measured(measured, case, processes):
     found, figures = forecast(*inputs(case, processes)), measured[case, processes]
@@ -66,6 +68,7 @@ def test_the_forecast_of_a_rank_is_what_is_measured(measured, case, processes):
         assert found.owners[owner] == pytest.approx(figures[f"{owner}_mib"], rel=1e-12), owner
 
 
+@RANKS
 @pytest.mark.breadth(3)
 @pytest.mark.parametrize("model, case", DEEP)
 def test_two_depths_give_the_whole_model(model, case, monkeypatch):
@@ -81,6 +84,7 @@ def test_two_depths_give_the_whole_model(model, case, monkeypatch):
     assert dict(extended.activations) == pytest.approx(dict(whole.activations), abs=1e-9)
 
 
+@RANKS
 def test_a_rank_keeps_its_share_of_the_whole_model():
     """The share of the first rank, in which no tensor divides: padding takes memory and is no gradient."""
     settings, config = inputs("FSDP2", 3)
@@ -95,6 +99,7 @@ def test_a_rank_keeps_its_share_of_the_whole_model():
     assert found.building_mib * MIB >= 4 * model.num_parameters() + sum(shares)
 
 
+@RANKS
 def test_a_process_is_left_as_it_was(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     before, data_ptr, resize = torch.get_num_threads(), torch.Tensor.data_ptr, torch.UntypedStorage.resize_
@@ -104,6 +109,7 @@ def test_a_process_is_left_as_it_was(monkeypatch):
     assert sharded.os.environ["WORLD_SIZE"] == "1" and "RANK" not in sharded.os.environ
 
 
+@RANKS
 def test_a_rank_asks_another_process(monkeypatch):
     settings, config = inputs("FSDP2, few tokens", 2)
     expected = forecast(settings, config)
@@ -137,3 +143,9 @@ def test_why_another_process_has_no_forecast(monkeypatch):
     config.code = lambda: None
     with pytest.raises(peak.NoForecast, match="llama cannot be handed to another process: "):
         apart.forecast_apart(settings, config)
+
+
+def test_pytorch_that_does_not_know_exchanges_of_fake_tensors(monkeypatch):
+    monkeypatch.setattr(ranks, "can_be_traced", lambda: False)
+    with pytest.raises(NoForecast, match=r"several ranks are traced by PyTorch 2.13 or newer, and this is"):
+        forecast(*inputs("FSDP2", 2))

@@ -6,7 +6,7 @@ import textwrap
 
 SCRIPT = textwrap.dedent(
     """
-    import warnings; warnings.simplefilter("error")
+    import warnings; warnings.simplefilter("error"); warnings.filterwarnings("ignore", module="torchao")
     import torch
     from rungwise.techniques import cpu_matmul
     fp32 = torch.randn(70, 33) @ torch.randn(33, 5)

@@ -13,6 +13,7 @@ from ..settings.fields import Settings
 from ..techniques import lora
 from ..techniques.fsdp import plugin as sharding
 from ..techniques.optimizer import keeps_quantized
+from . import ranks
 from .depth import Pattern, find_pattern, kinds, shortened
 from .devices import CPU, Device, cuda_device
 from .extension import Extension
@@ -88,6 +89,8 @@ def forecast(
         raise NoForecast("shards of 8-bit state cannot be traced; a run measures them")
     if settings.num_processes > 1 and torch.distributed.is_initialized():
         raise NoForecast("several ranks are traced in a process that is none of them")
+    if settings.num_processes > 1 and not ranks.can_be_traced():
+        raise NoForecast(f"several ranks are traced by PyTorch 2.13 or newer, and this is {torch.__version__}")
     micro_batches = settings.gradient_accumulation_steps
     most = MICRO_BATCHES if settings.num_processes == 1 else RANKS_MICRO_BATCHES
     settings = eager(settings, min(micro_batches, most))

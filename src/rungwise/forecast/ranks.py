@@ -22,6 +22,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 
 
+def can_be_traced() -> bool:
+    """Whether this PyTorch knows what exchanges give of tensors without memory."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta")
+
+
 @contextmanager
 def first_of(processes: int, resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
     """This process is the first of so many ranks inside. With one it is as it was.
