@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,9 @@ def train_tiny(
 
 def packages(modules: Iterable[str]) -> set[str]:
     """The installed packages that such modules are of, beside this one: what an answer at once has to wait for."""
-    return {module.partition(".")[0] for module in modules} & (packages_distributions().keys() - {"rungwise"})
+    files = (file for found in distributions() for file in found.files or ())
+    installed = {file.parts[0].removesuffix(".py") for file in files}
+    return {module.partition(".")[0] for module in modules} & (installed - {"rungwise"})
 
 
 def wandb_records(folder: Path, *options: str) -> str:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -28,7 +29,8 @@ from hypothesis import strategies as st
 # What readers are known to lose, change or stumble over.
 NASTY = ["", "NA", "null", "None", "nan", "N/A", "-inf", "007", "1.50", "1e5", "true", "2024-01-01", "[1, 2]"]
 NASTY += ['say "hi"', "a\nb", "a\r\nb", "a;b", "a,b", "a\tb|c", " blank ", "ä\u2028ö", "\ufeffx", '{"a": 1}']
-LETTERS = st.characters(exclude_categories=["Cs"])
+# The csv module of Python 3.10 writes no NUL.
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="" if sys.version_info >= (3, 11) else "\0")
 TEXTS = st.lists(st.one_of(st.sampled_from(NASTY), st.text(LETTERS, max_size=12)), min_size=1, max_size=8)
 PLAIN = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), min_size=1)
 

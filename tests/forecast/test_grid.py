@@ -8,11 +8,11 @@ import sys
 import pytest
 from grid import CASES, OWNERS
 from harness import ENVIRONMENT, ROOT
-from needs import EVERY_N_LAYERS, LOSS_IN_CHUNKS, marked
+from needs import EVERY_N_LAYERS, LOSS_IN_CHUNKS, NO_IDLE_DRAWS, marked
 
 # Per cent.
 BOUND = 0.2
-WANTING = {"every 2nd layer": EVERY_N_LAYERS, "chunked loss": LOSS_IN_CHUNKS}
+WANTING = {"every 2nd layer": EVERY_N_LAYERS, "chunked loss": LOSS_IN_CHUNKS, "opt": NO_IDLE_DRAWS}
 GRID = "test_the_forecast_is_what_is_measured"
 
 

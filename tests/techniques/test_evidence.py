@@ -11,7 +11,7 @@ from rungwise.techniques.update_notes import fingerprint
 import pytest
 import torch
 from harness import MODEL, tiny_settings, train_tiny
-from needs import EVERY_N_LAYERS, marked, needs
+from needs import EVERY_N_LAYERS, NO_IDLE_DRAWS, marked
 
 
 def run(*flags, config="accelerate_configs/fp32.yaml", **options):
@@ -351,8 +351,6 @@ XGLM = "vocab_size=128,d_model=32,ffn_dim=32,num_layers=2,attention_heads=2,drop
 BIOGPT = f"{SIZES},intermediate_size=32,hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 BLOOM = "vocab_size=128,hidden_size=32,n_layer=2,n_head=2"
 # A model type, its config, and whether it draws random numbers: OPT drops by default, by a function.
-# Older ones draw a number for each layer that might be left out, also where none ever is.
-NO_IDLE_DRAWS = needs("nothing is drawn where no layer is left out", transformers="5.23")
 WANTING = dict.fromkeys(("OPT without", "BioGPT without", "XGLM without"), NO_IDLE_DRAWS)
 DROPOUT = {
     "GPT-2": ("gpt2", MODEL, True),
