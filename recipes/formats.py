@@ -3,6 +3,10 @@
 python recipes/formats.py
 """
 
+import argparse
+
+from rungwise.terminal import print_anything
+
 import torch
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -14,6 +18,8 @@ UPDATE = 1e-3
 
 def main() -> None:
     """Prints what PyTorch says of the formats, and what becomes of a gradient and of an update in them."""
+    print_anything()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("format  bytes      largest  smallest normal  smallest  next after 1")
     for name, dtype in FORMATS.items():
         info = torch.finfo(dtype)

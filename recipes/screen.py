@@ -2,7 +2,7 @@
 
     python recipes/screen.py --output screen.png wandb leet runs/default/wandb
 
-Needs pyte (`pip install -e '.[dev]'`) and a system with pseudo-terminals.
+Needs pyte (`pip install pyte`) and a system with pseudo-terminals.
 """
 
 import argparse
@@ -16,9 +16,11 @@ import struct
 import termios
 import time
 from pathlib import Path
+from typing import Any
+
+from rungwise.terminal import print_anything
 
 import matplotlib
-import pyte
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -43,6 +45,7 @@ POINTS = 9
 
 def main() -> None:
     """Runs the program for some seconds and draws its screen."""
+    print_anything()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, metavar="PNG")
     parser.add_argument("--columns", type=int, default=130, metavar="N", help="of the terminal [%(default)s]")
@@ -57,8 +60,10 @@ def main() -> None:
     draw(screen, asked.lines - asked.cut, asked.output)
 
 
-def shown(command: list[str], columns: int, lines: int, seconds: float, keys: str) -> pyte.Screen:
-    """What the program shows on a terminal of this size after so many seconds; it is ended then."""
+def shown(command: list[str], columns: int, lines: int, seconds: float, keys: str) -> Any:
+    """What the program shows on a terminal of this size after so many seconds, as pyte has it; it is ended then."""
+    import pyte  # here, since nothing else of the house needs it
+
     screen = pyte.Screen(columns, lines)
     stream = pyte.ByteStream(screen)
     child, terminal = pty.fork()
@@ -83,7 +88,7 @@ def shown(command: list[str], columns: int, lines: int, seconds: float, keys: st
     return screen
 
 
-def draw(screen: pyte.Screen, lines: int, path: Path) -> None:
+def draw(screen: Any, lines: int, path: Path) -> None:
     """Draws each cell of the first lines in its colours."""
     width, height = POINTS * 0.602 / 72, POINTS * 1.25 / 72
     figure = plt.figure(figsize=(screen.columns * width, lines * height), facecolor=BACKGROUND)
