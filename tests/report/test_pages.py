@@ -66,6 +66,9 @@ def test_what_a_rung_has_that_the_one_before_has_not():
     both = rung("b", gradient_checkpointing=True, optim="sgd")
     assert changed(before, both) == "`--gradient_checkpointing`, `--optim sgd`"
     assert changed(both, before) == "no `--gradient_checkpointing`, `--optim adamw_torch`"
+    # What stands in the Accelerate file is no flag.
+    both = changed(before, rung("d", fsdp=True, num_processes=2)).split(", ")
+    assert sorted(both) == ["`fsdp: true`", "`num_processes: 2`"]
     assert changed(before, rung("c", run_name="c", output_dir="c")) == ""
 
 

@@ -1,5 +1,6 @@
 """What commands have measured as sections of the guides: tables, and the words of a terminal."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,10 +56,11 @@ def _flag(name: str, value: Any) -> str:
         return PRECISIONS.get(value, value)
     if value is None:
         return ""
+    if not FIELDS[name].metadata["group"]:  # of the Accelerate file alone
+        return f"`{name}: {json.dumps(value)}`"
     if isinstance(value, bool):
         return f"`--{name}`" if value else f"no `--{name}`"
-    words = shlex.quote(str(value))
-    return f"`--{name} {words}`" if FIELDS[name].metadata["group"] else f"`{name}: {words}`"
+    return f"`--{name} {shlex.quote(str(value))}`"
 
 
 def owners_section(result: dict[str, Any]) -> str:
