@@ -70,6 +70,8 @@ def test_a_run_that_is_sent_to_wandb_tells_nothing(home):
         online = {"WANDB_BASE_URL": server.url, "WANDB_MODE": "online"}
         done = run(home / "clone", sys.executable, "recipes/ablate.py", *flags(home, "sent"), environment=online)
     assert done.returncode == 0, done.stderr
+    # Beside our own words W&B has none: not that it has found a key, nor what becomes of a table.
+    assert "wandb: " not in done.stderr
     assert "127.0.0.1" in done.stdout  # it was sent
     told = [word for word in PLANTED if word.encode() in server.sent]
     assert not told, [

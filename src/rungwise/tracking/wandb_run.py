@@ -22,10 +22,17 @@ DEFAULTS |= {"x_disable_meta": True, "disable_git": True, "disable_code": True, 
 DEFAULTS |= {"host": HIDDEN, "program": HIDDEN}
 
 
+def _unsaid(defaults: dict[str, Any]) -> dict[str, Any]:
+    """Those of which the person has not said otherwise in a variable."""
+    return {name: value for name, value in defaults.items() if f"WANDB_{name.upper()}" not in os.environ}
+
+
 def _wandb_mode() -> tuple[str, str]:
     """W&B's mode, and in words why it is not online: the user's own choice, else online if there is a key."""
     import wandb
 
+    # What it says outside of a run, as that it has found a key, goes by the settings of the process.
+    wandb.setup(wandb.Settings(**_unsaid({"silent": True})))
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"], ""
     try:
@@ -54,8 +61,7 @@ class WandbTracker(Tracker):
         self._several = several
         folder.mkdir(parents=True, exist_ok=True)
         options |= {"config": config, "dir": os.environ.get("WANDB_DIR") or str(folder)}
-        chosen = {name: value for name, value in DEFAULTS.items() if f"WANDB_{name.upper()}" not in os.environ}
-        options["settings"] = wandb.Settings(**chosen)
+        options["settings"] = wandb.Settings(**_unsaid(DEFAULTS))
         mode, self._why = _wandb_mode()
         self._tracker = WandBTracker(project, mode=mode, **options)
         try:
