@@ -75,7 +75,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 ROWS = {"global_batch_size": 8, "micro_batch_size": 8, "block_size": 128}
 BF16, ACCUMULATED = {"mixed_precision": "bf16"}, {"gradient_accumulation_steps": 4, "micro_batch_size": 2}
-CHECKPOINTED = {"gradient_checkpointing": True}
+CHECKPOINTED, CHUNKED = {"gradient_checkpointing": True}, {"linear_cross_entropy": True}
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": BF16,
@@ -85,9 +85,11 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "checkpointing": CHECKPOINTED,
     "reentrant": {**CHECKPOINTED, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
     "every 2nd layer": {**CHECKPOINTED, "gradient_checkpointing_kwargs": {"every_n_layers": 2}},
-    "chunked loss": {"linear_cross_entropy": True},
-    "bf16, chunked loss": {**BF16, "linear_cross_entropy": True},
+    "chunked loss": CHUNKED,
+    "bf16, chunked loss": {**BF16, **CHUNKED},
     "bf16, accumulation, checkpointing": {**BF16, **ACCUMULATED, **CHECKPOINTED},
+    "bf16, checkpointing, chunked loss": {**BF16, **CHECKPOINTED, **CHUNKED},
+    "bf16, accumulation, checkpointing, chunked loss": {**BF16, **ACCUMULATED, **CHECKPOINTED, **CHUNKED},
     "adamw_torch_fused": {"optim": "adamw_torch_fused"},
     "adamw_torch_8bit": {"optim": "adamw_torch_8bit"},
     "adafactor": {"optim": "adafactor"},
@@ -109,6 +111,15 @@ ONCE = (
     "bf16, eager attention",
 )
 BOTH = ("fp32", "bf16, accumulation, checkpointing")
+# Where little else is held: products and what they take beside their output, the loss, the copies of weights.
+LITTLE = (
+    "bf16, accumulation, checkpointing",
+    *(name for name in TECHNIQUES if name.endswith("checkpointing, chunked loss")),
+)
+DEEP = {
+    "gpt2": {"n_layer": 4, "vocab_size": 1024, "n_positions": 64},
+    "llama": {"num_hidden_layers": 4, "vocab_size": 1024},
+}
 LARGE, LONG = {"vocab_size": 16384}, {"global_batch_size": 1, "micro_batch_size": 1, "block_size": 2048}
 
 
@@ -137,6 +148,10 @@ def _large(family: str, technique: str) -> Case:
     return Case(family, technique, config=tuple(LARGE.items()), rows=(("block_size", 64),))
 
 
+def _deep(family: str, technique: str, **rows: Any) -> Case:
+    return Case(family, technique, config=tuple(DEEP[family].items()), rows=(("block_size", 64), *rows.items()))
+
+
 def _long(family: str, technique: str) -> Case:
     return Case(family, technique, rows=tuple(LONG.items()))
 
@@ -149,6 +164,8 @@ CASES = (
     *(Case(family, technique) for family in list(FAMILIES)[2:] for technique in BOTH),
     *(Case(family, technique, rows=(("packing", False),)) for family in ("gpt2", "llama") for technique in BOTH),
     *(_large(family, technique) for family in ("gpt2", "llama") for technique in ("fp32", "bf16", "chunked loss")),
+    *(_deep(family, technique) for family in DEEP for technique in LITTLE),
+    *(_deep("gpt2", technique, fused_activation=True) for technique in LITTLE[1:]),
     *(_long(family, technique) for family in ("gpt2", "llama") for technique in ("fp32", "bf16", "checkpointing")),
 )
 

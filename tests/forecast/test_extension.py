@@ -59,6 +59,12 @@ TECHNIQUES = {
     "few tokens": {"micro_batch_size": 1, "global_batch_size": 1, "block_size": 4},
     "LoRA": {"use_peft": True},
 }
+HALF = {"mixed_precision": "bf16", "gradient_checkpointing": True}
+# Where little else is held than what products need.
+LITTLE = {
+    "bf16, checkpointing": HALF,
+    "bf16, checkpointing, chunked loss": {**HALF, "linear_cross_entropy": True},
+}
 
 
 def config_of(model):
@@ -92,6 +98,34 @@ def test_two_depths_give_the_whole_model(model, technique):
         assert extended.traced_layers == MODELS[model][2]
 
 
+@pytest.mark.breadth(5)
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("technique", LITTLE)
+@pytest.mark.parametrize("model", ["GPT-2", "Llama"])
+def test_any_depth_is_extended_to_the_byte(model, technique, micro_batches, monkeypatch):
+    """Also where one moment of a stretch is the highest of few layers, and another of many."""
+    changes = {"gradient_accumulation_steps": micro_batches, "micro_batch_size": 8 // micro_batches}
+    settings = dataclasses.replace(settings_of("fp32"), **LITTLE[technique], **changes)
+    traced, find = {}, peak.find_pattern
+
+    def once(settings, config, device):
+        if config.num_hidden_layers not in traced:
+            traced[config.num_hidden_layers] = trace(settings, config, device)
+        return traced[config.num_hidden_layers]
+
+    monkeypatch.setattr(peak, "trace", once)
+    for depth in range(4, 8):
+        config = _deep(config_of(model), depth)
+        monkeypatch.setattr(peak, "find_pattern", find)
+        extended = forecast(settings, config)
+        monkeypatch.setattr(peak, "find_pattern", lambda _: None)
+        whole = forecast(settings, config)
+        assert (extended.traced_layers, whole.traced_layers) == (3, depth)
+        assert extended.peak_mib == whole.peak_mib
+        assert extended.building_mib == whole.building_mib
+        assert dict(extended.activations) == dict(whole.activations)
+
+
 @pytest.mark.parametrize("model", ["Llama", "Gemma 3"])
 def test_activations_by_module_are_those_of_the_whole_model(model, monkeypatch):
     config, settings = config_of(model), settings_of("checkpointing")
@@ -120,8 +154,11 @@ def test_another_moment_may_be_the_highest_of_a_deeper_model():
     settings = dataclasses.replace(settings, micro_batch_size=1, global_batch_size=1)
     config.vocab_size, config.tie_word_embeddings = 8192, True
     few, more = (trace(eager(settings, 1), _deep(config, depth)) for depth in (2, 3))
-    moments = [Extension(few, more, Pattern(0, 1, 0), 1, times).highest(0)[1] for times in (0, 1000)]
-    assert moments == ["1 forward -1", "1 backward 0"]
+    highest = [
+        max(Extension(few, more, Pattern(0, 1, 0), 1, times).moments(), key=lambda moment: moment.held)
+        for times in (0, 1000)
+    ]
+    assert [moment.stretch for moment in highest] == ["1 forward -1", "1 backward 0"]
 
 
 def _deep(config, depth):

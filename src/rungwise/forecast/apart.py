@@ -5,9 +5,11 @@ import pickle
 import subprocess
 import sys
 
+import torch
 from transformers import PreTrainedConfig
 
 from ..settings.fields import Settings
+from ..techniques import cpu_matmul
 from .peak import Forecast, NoForecast, forecast
 
 
@@ -18,7 +20,7 @@ def forecast_apart(settings: Settings, config: PreTrainedConfig) -> Forecast:
         NoForecast: as `forecast`, or the other process could not make one.
     """
     try:
-        asked = pickle.dumps((settings, config))
+        asked = pickle.dumps((settings, config, cpu_matmul.used(), torch.get_num_threads()))
     except Exception as error:
         # A config may be other people's code.
         raise NoForecast(f"{config.model_type} cannot be handed to another process: {error}") from error
@@ -38,7 +40,10 @@ def main() -> None:
     """Reads what is asked, and writes the forecast or why there is none."""
     # What models print is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        settings, config = pickle.load(sys.stdin.buffer)
+        settings, config, kernels, threads = pickle.load(sys.stdin.buffer)
+        # What products take is up to these.
+        cpu_matmul.use(kernels)
+        torch.set_num_threads(threads)
         try:
             found: Forecast | NoForecast = forecast(settings, config)
         except NoForecast as error:

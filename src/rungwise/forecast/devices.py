@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import cpu_kernels, cuda, cuda_kernels
+from . import cpu_kernels, cuda, cuda_kernels, scratch
 from .cuda_operators import Capability, on_cuda
 
 
@@ -19,6 +19,7 @@ class Device:
     Attributes:
         name: cpu or cuda.
         temporaries: the bytes that an operator, of these arguments and this result, takes while it runs.
+        product: of a call of an operator, the product that takes more beside its output than `temporaries` knows.
         block: the bytes that the allocator takes for a size.
         calls: operators whose results are others, by name: functions of the operator and its arguments.
         host: operators whose results are not in this device's memory, by name.
@@ -30,6 +31,7 @@ class Device:
 
     name: str
     temporaries: Callable[[Any, Any, Any], int]
+    product: Callable[..., scratch.Product | None] = lambda *_: None
     block: Callable[[int], int] = lambda size: size
     calls: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     host: frozenset[str] = frozenset()
@@ -39,7 +41,7 @@ class Device:
     note: str | None = None
 
 
-CPU = Device("cpu", cpu_kernels.temporaries)
+CPU = Device("cpu", cpu_kernels.temporaries, scratch.product)
 
 
 def cuda_device(capability: Capability | None = None) -> Device:

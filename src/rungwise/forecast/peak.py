@@ -13,10 +13,10 @@ from ..settings.fields import Settings
 from ..techniques import lora
 from ..techniques.fsdp import plugin as sharding
 from ..techniques.optimizer import keeps_quantized
-from . import ranks
+from . import ranks, scratch
 from .depth import Pattern, find_pattern, kinds, shortened
 from .devices import CPU, Device, cuda_device
-from .extension import Extension
+from .extension import Extension, Moment
 from .trace import batch_bytes, eager, trace
 from .tracker import REST
 
@@ -25,6 +25,8 @@ from .tracker import REST
 EDGE, SHARDED_EDGE = 1, 2
 # Micro-batches after the second are like it; of several ranks the last one alone exchanges gradients.
 MICRO_BATCHES, RANKS_MICRO_BATCHES = 2, 3
+# As a part of the peak: what is less than this may be missing from a forecast without a word.
+NEGLIGIBLE = 0.002
 
 
 class NoForecast(RuntimeError):
@@ -37,7 +39,8 @@ class Forecast:
 
     Attributes:
         device: what it is a forecast for: cpu or cuda.
-        note: what it has to be called where it is shown, if its method has not been measured on that device.
+        note: what it has to be called where it is shown, if its method has not been measured on that device, or if
+            it leaves something out.
         peak_mib: as `MemoryMeter` measures it: the higher one of `building_mib` and `step_mib`.
         building_mib: the peak until the model is built and prepared. On the CPU a rank that is to keep a shard holds
             the whole model then; for CUDA it is built on the host, and this is 0.
@@ -136,13 +139,31 @@ def _parameters(settings: Settings, config: PreTrainedConfig) -> int:
 
 def _result(extension: Extension, settings: Settings, device: Device, more_batches: int) -> Forecast:
     rows = more_batches * batch_bytes(settings, device)
-    building, (step, moment) = extension.building(), extension.highest(rows)
+    building, (highest, beside, note) = extension.building(), _highest(extension)
+    step = highest.held + beside + rows
     held = max(building, step)
     owners = {name: extension.owner(name) for name in ("parameters", "gradients", "optimizer_state", "buffers")}
     owners["activations"] = held / MIB - sum(owners.values())
-    places = extension.places(moment) if held == step else {}
-    if rows and places:
-        places[REST] = places.get(REST, 0) + rows
+    places = extension.places(highest) if held == step else {}
+    for place, size in ((REST, rows), (highest.place, beside)) if places else ():
+        places[place] = places.get(place, 0) + size
     known = sorted(((name, size / MIB) for name, size in places.items() if size), key=lambda row: -row[1])
     peaks = (held / MIB, building / MIB, step / MIB)
-    return Forecast(device.name, device.note, *peaks, owners, tuple(known), extension.traced_layers)
+    return Forecast(device.name, device.note or note, *peaks, owners, tuple(known), extension.traced_layers)
+
+
+def _highest(extension: Extension) -> tuple[Moment, int, str | None]:
+    """The highest moment of a step, what its product takes beside its output, and what has to be said of it."""
+    moments = sorted(extension.moments(), key=lambda moment: -moment.held)
+    found, beside, note, most = moments[0], 0, None, scratch.most()
+    for moment in moments:
+        if moment.held + most <= found.held + beside:
+            break
+        if moment.product is None:
+            continue
+        taken = scratch.taken(moment.product)
+        if taken is None:
+            note = scratch.NOT_TRIED if most > NEGLIGIBLE * found.held else note
+        elif moment.held + taken > found.held + beside:
+            found, beside = moment, taken
+    return found, beside, note

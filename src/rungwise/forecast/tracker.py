@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .devices import Device
+from .scratch import Product
 
 # Whether all rows are whole, all gradients finite, all tokens unmasked: what a model may ask, and is told yes.
 ALL = "aten::all"
@@ -45,12 +46,14 @@ class Log:
         changes: (number, bytes taken, or given back as a negative), as `metrics.allocations` has them.
         storages: the storage of each change, by a number of its own.
         places: the place of each change: the name of the module whose operator, forward or backward, took it.
+        products: those that take more than is known, by the index of a change of nothing, right behind the output.
         marks: where each stretch of the training begins: (index of its first change, its name).
     """
 
     changes: list[tuple[int, int]] = field(default_factory=list)
     storages: list[int] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    products: dict[int, Product] = field(default_factory=dict)
     marks: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -143,6 +146,9 @@ class Tracker(TorchDispatchMode):
             number = self._count = self._count + 1
             self._note(number, taken, place)
             self._note(number, -taken, place)
+        if product := self._device.product(func, args, kwargs):
+            self.log.products[len(self.log.changes)] = product
+            self._note(self._count, 0, self.place())
         return out
 
     def _answer(self, tensor: torch.Tensor) -> Any:
