@@ -98,7 +98,7 @@ def test_two_depths_give_the_whole_model(model, technique):
         assert extended.traced_layers == MODELS[model][2]
 
 
-@pytest.mark.breadth(5)
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 @pytest.mark.parametrize("technique", LITTLE)
 @pytest.mark.parametrize("model", ["GPT-2", "Llama"])
@@ -116,6 +116,7 @@ def test_any_depth_is_extended_to_the_byte(model, technique, micro_batches, monk
     monkeypatch.setattr(peak, "trace", once)
     for depth in range(4, 8):
         config = _deep(config_of(model), depth)
+        config.vocab_size, config.hidden_size = 1024, 64
         monkeypatch.setattr(peak, "find_pattern", find)
         extended = forecast(settings, config)
         monkeypatch.setattr(peak, "find_pattern", lambda _: None)
