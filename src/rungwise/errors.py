@@ -29,9 +29,10 @@ def closest(name: str, known: Iterable[str]) -> str:
 def no_folder(folder: str) -> str | None:
     """Why nothing can be written into a folder, which need not be there yet, with the remedy; None if it can."""
     places = (Path(folder), *Path(folder).parents)
-    if any(place.is_file() for place in places):
+    # Not by `Path.exists`, which raises over a name that is too long.
+    if any(os.path.isfile(place) for place in places):  # noqa: PTH113
         return "a file stands in the way; name a folder"
-    there = next(place for place in places if place.exists())
+    there = next(place for place in places if os.path.exists(place))  # noqa: PTH110
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to; name another folder"
 
 

@@ -130,6 +130,7 @@ CHANGES = {
     "resume_from_checkpoint": ([], ["--resume_from_checkpoint", "latest"]),
     "eval_steps": (["--eval_steps", "2"], ["--eval_steps", "4"]),
     "forecast": ([], ["--forecast", "false"]),
+    "plots": (["--plots", "true"], []),
 }
 
 

@@ -95,10 +95,10 @@ def test_wandbs_own_process_is_killed(tracked, mode):
 
 
 def test_a_folder_that_wandb_cannot_write_to(tracked, tmp_path):
-    """It takes the system's for temporary files, and says so."""
+    """It takes the system's for temporary files, and the run's last words say where."""
     (tmp_path / "file").touch()
     said, _ = tracked(WANDB_MODE="offline", WANDB_DIR=str(tmp_path / "file" / "x"))
-    assert "Falling back to temporary directory" in said and "/temporary/wandb/offline-run-" in said
+    assert said.count("/temporary/wandb/offline-run-") == 2
 
 
 def test_a_tracker_that_cannot_begin(tracked):

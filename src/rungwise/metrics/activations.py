@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..model.probe import base_model
 from .activation_rows import LOSS, kind, table
+from .around import Around
 from .figure import Figure
 from .saved_tensors import (
     CAST,
@@ -200,11 +201,10 @@ class ActivationMeter:
         That is its second run, in backward, if checkpointing is reentrant. If not, it is the first, in which the
         checkpoint keeps a placeholder for each tensor that it will have to make again.
         """
-        own = vars(block).get("_gradient_checkpointing_func")
-        if own is None:
+        if "_gradient_checkpointing_func" not in vars(block):
             return
 
-        def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def checkpoint(own: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             def run(*inputs: Any) -> Any:
                 if self._recompute or self.figure.lost or not torch.is_grad_enabled():
                     return function(*inputs)
@@ -212,8 +212,7 @@ class ActivationMeter:
 
             return own(run, *args, **kwargs)
 
-        block._gradient_checkpointing_func = checkpoint
-        self._undo.append(lambda: setattr(block, "_gradient_checkpointing_func", own))
+        self._undo.append(Around(block, "_gradient_checkpointing_func", checkpoint).remove)
 
     def _run_block(self, block: nn.Module, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         around, self._notes = self._notes, None

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
+from ..metrics.around import Around
 from .update_notes import fingerprint
 
 
@@ -90,7 +90,7 @@ class ForwardNotes:
             note(*args, **kwargs)
             return method(*args, **kwargs)
 
-        self._undo.append(stand_around(owner, name, observed))
+        self._undo.append(Around(owner, name, observed).remove)
 
     def _hook(self, handle: RemovableHandle) -> None:
         self._undo.append(handle.remove)
@@ -108,7 +108,8 @@ class ForwardNotes:
             self.blocks.append(block)
             self._hook(module.register_forward_hook(self._run_noter(block)))
             if hasattr(module, "_gradient_checkpointing_func"):
-                self._undo.append(stand_around(module, "_gradient_checkpointing_func", self._checkpoint_noter(block)))
+                around = Around(module, "_gradient_checkpointing_func", self._checkpoint_noter(block))
+                self._undo.append(around.remove)
             # A block's first part runs again inside of its checkpoint. It may be the last one to run, in which
             # recomputing stops as soon as it has what backward needs: its beginning is noted.
             self._hook(next(module.children()).register_forward_pre_hook(self._recompute_noter(block)))
@@ -178,19 +179,6 @@ class ForwardNotes:
 
     def _note_clipping(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         self.clipped_at.add(float(max_norm))
-
-
-def stand_around(owner: Any, name: str, call: Callable[..., Any]) -> Callable[[], None]:
-    """Puts `call` in the place of a method of one object. Returns what puts the method back.
-
-    Args:
-        owner: the object.
-        name: of the method.
-        call: is given the method, and what it is called with.
-    """
-    method, own = getattr(owner, name), name in vars(owner)
-    setattr(owner, name, partial(call, method))
-    return lambda: setattr(owner, name, method) if own else delattr(owner, name)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

@@ -13,10 +13,10 @@ from torch.profiler import record_function
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..loop import Step
+from ..metrics.around import Around
 from ..metrics.step_classes import DATA
 from ..metrics.throughput import StepTime
 from ..run.measurement import Measurement
-from ..techniques.observe import stand_around
 
 
 class TrainerSteps:
@@ -46,7 +46,7 @@ class TrainerSteps:
             (trainer, "training_step", self._micro_batch),
             (self._accelerator, "clip_grad_norm_", self._clip),
         ):
-            self._undo.callback(stand_around(owner, name, call))
+            self._undo.callback(Around(owner, name, call).remove)
 
     def _begin(self, get_batches: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Begins a step, and waits for its batches. One that was begun before had none."""
