@@ -246,6 +246,7 @@ def test_wandbs_summary_is_result_json_key_by_key(run, request):
     # Beside the run's figures W&B keeps its own, and the pictures; of a step's nothing is the run's.
     for name in [name for name in summary if name[0] == "_" or name.split("/")[0] == "pictures"]:
         summary.pop(name)
+    assert summary.pop("train/tokens") == kept.rows[-1]["train/tokens"]
     assert summary.keys() == expected.keys()
     for name, value in expected.items():
         assert summary[name] == (pytest.approx(value) if isinstance(value, float) else value), name

@@ -77,8 +77,9 @@ class WandbTracker(Tracker):
         # W&B drops rows whose step it has. An offline run knows of no earlier one, and is given all of them.
         self.known = max(0, self._run.starting_step - 1) if self._run.resumed else 0
         # W&B puts the last row of a metric into its summary, also after ours, where a name is to mean the whole run.
-        # Losses of rungs are compared at equal tokens; everything else stands over optimizer steps.
-        self._run.define_metric("train/tokens", summary="none")
+        # Losses of rungs are compared at equal tokens; everything else stands over optimizer steps. Of tokens the last
+        # row has the run's, and without them in the summary `wandb leet` draws nothing over them.
+        self._run.define_metric("train/tokens")
         for prefix in OF_TOKENS:
             self._run.define_metric(f"{prefix}/*", step_metric="train/tokens", summary="none")
         for prefix in PREFIXES.values():
