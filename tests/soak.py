@@ -8,6 +8,7 @@ Prints what was found, and ends with 1 if anything is left. It is no part of `ma
 
 import argparse
 import contextlib
+import gc
 import io
 import os
 import subprocess
@@ -65,6 +66,7 @@ def runs(count: int, temporary: Path) -> list[str]:
     """So many runs, each in a process that is forked from one in which all is imported."""
     import ablate
 
+    gc.freeze()  # else each process would look through all that was imported as it ends
     shared, seconds, codes = in_shared_memory(), [], []
     for number in range(count):
         config = CONFIGS[number % len(CONFIGS)]
