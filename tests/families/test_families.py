@@ -113,14 +113,15 @@ def test_the_tables_that_are_shipped_are_of_these_families():
 
 
 # Of each kind one: latent attention and experts, layers of their own sizes, a scan beside attention, linear attention,
-# a recurrence, an encoder made a decoder, the text part of a model that sees; and of what is refused: a loss of its
-# own, a leak, a config that makes no model.
+# a recurrence, blocks that run without gradients before they run with them, an encoder made a decoder, the text part
+# of a model that sees; and of what is refused: a loss of its own, a leak, a config that makes no model.
 SAMPLE = {
     "deepseek_v3": "ok",
     "gemma4_text": "ok",
     "bamba": "ok",
     "qwen3_next": "ok",
     "rwkv": "ok",
+    "hrm_text": "ok",
     "bert": "ok",
     "gemma3": "ok",
     "bart": "refused: the model ignores num_items_in_batch",

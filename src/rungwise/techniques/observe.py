@@ -144,6 +144,7 @@ class ForwardNotes:
 
     def _checkpoint_noter(self, block: Block) -> Callable[..., Any]:
         def checkpointed(checkpoint: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            block.hidden = False  # what an earlier run without gradients was, as a recurrent model has them
             output = checkpoint(*args, **kwargs)
             if block.hidden:
                 self._note_run(block, output)
