@@ -7,9 +7,6 @@ Prints what was found, and ends with 1 if anything is left. It is no part of `ma
 """
 
 import argparse
-import contextlib
-import gc
-import io
 import os
 import subprocess
 import sys
@@ -21,10 +18,9 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "recipes"), str(ROOT / "tests")]
 
 import psutil  # noqa: E402
+from forked import forking  # noqa: E402
 
 SIZES = "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"
-FLAGS = ["--config_overrides", SIZES, "--block_size", "32", "--dataset_name", "synthetic", "--max_steps", "13"]
-CONFIGS = ("fp32", "bf16", "fp16", "bf16_accum4")
 # What a ladder's process may grow by from its 5th rung to its last: results that it holds, and the allocator's own.
 MOST_GROWTH_MIB = 32
 
@@ -52,7 +48,8 @@ def main() -> int:
 def left(temporary: Path, shared: set[str]) -> list[str]:
     """Processes, temporary files and shared memory that are there now and should not be."""
     children = [f"process {child.pid}: {child.name()}" for child in psutil.Process().children(recursive=True)]
-    files = [f"temporary {path.name}" for path in temporary.iterdir()]
+    # PyTorch's compiler makes a folder for its cache, one for all processes of a person.
+    files = [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     return children + files + [f"shared memory {name}" for name in sorted(in_shared_memory() - shared)]
 
 
@@ -63,22 +60,15 @@ def in_shared_memory() -> set[str]:
 
 
 def runs(count: int, temporary: Path) -> list[str]:
-    """So many runs, each in a process that is forked from one in which all is imported."""
-    import ablate
-
-    gc.freeze()  # else each process would look through all that was imported as it ends
+    """So many runs, each a process of its own, forked from one in which all is imported."""
     shared, seconds, codes = in_shared_memory(), [], []
-    for number in range(count):
-        config = CONFIGS[number % len(CONFIGS)]
-        flags = ["--config", f"accelerate_configs/{config}.yaml", *FLAGS, "--output_dir", f"runs/{number % 8}"]
-        flags += ["--gradient_checkpointing"] * (number % 3 == 0) + ["--report_to", "none"] * (number % 2)
-        began = time.monotonic()
-        if not (child := os.fork()):
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                code = ablate.main(flags)
-            os._exit(code)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        seconds.append(time.monotonic() - began)
+    with forking(Path.cwd()) as server:
+        for number in range(count):
+            flags = ["--output_dir", str(Path.cwd() / "runs" / str(number % 8))]
+            flags += ["--gradient_checkpointing"] * (number % 3 == 0) + ["--report_to", "wandb"] * (number % 2)
+            began = time.monotonic()
+            codes.append(server.run(*flags).code)
+            seconds.append(time.monotonic() - began)
     failed = [f"run {number} ended with {code}" for number, code in enumerate(codes) if code]
     remains = failed + left(temporary, shared)
     print(
