@@ -29,6 +29,7 @@ from rungwise.errors import SettingsError
 from rungwise.ladder.identity import check_rungs
 from rungwise.metrics.flops import matmul_flops_per_second
 from rungwise.metrics.throughput import LEAST_TIMED_STEPS
+from rungwise.report.checks import tally
 from rungwise.report.sections import write_section
 from rungwise.result_file import write_json
 from rungwise.terminal import print_anything
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_section(README, "bench", tables.section(bench))
     checks = run_checks(bench)
     print("\n".join(["", *tables.table(bench), "", tables.defaults(bench), "", *map(tables.line, checks)]))
-    print(f"{tables.tally(checks)} {folder / 'bench.md'}")
+    print(f"Checks: {tally(checks)}. {folder / 'bench.md'}")
     return int(any(check.verdict != "PASS" for check in checks))
 
 

@@ -96,6 +96,12 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def losses_of_a_whole_run(forked: Forked, folder: Path) -> list[float]:
+    """Of a run that nothing happens to, and that no tracker is told of."""
+    assert forked.run("--output_dir", str(folder)).code == 0
+    return result_in(folder)["loss"]["trajectory"]
+
+
 def serve() -> dict[str, Any] | None:
     """Answers until there is nothing more to read. Returns what was asked in each process that is to run it."""
     for line in sys.stdin:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from forked import forking, result_in, rows_in
+from forked import forking, losses_of_a_whole_run, result_in, rows_in
 from harness import LINES, MODEL
 
 # As PyTorch says it on CUDA, and what its allocator on a CPU and Python's raise.
@@ -53,10 +53,7 @@ def forked(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def losses(forked, tmp_path_factory):
-    """Of a run that nothing happens to."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert forked.run("--output_dir", str(folder)).code == 0
-    return result_in(folder)["loss"]["trajectory"]
+    return losses_of_a_whole_run(forked, tmp_path_factory.mktemp("whole"))
 
 
 def is_kept(folder, losses, steps, status):

@@ -5,7 +5,7 @@ import json
 from rungwise.tracking.wandb_run import DEFAULTS
 
 import pytest
-from forked import forking, result_in, rows_in
+from forked import forking, losses_of_a_whole_run, result_in, rows_in
 from wandb_server import serving
 
 ONLINE = {"WANDB_MODE": "online", "WANDB_API_KEY": "5ecre7" + "0f" * 17}
@@ -38,10 +38,7 @@ def forked(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def losses(forked, tmp_path_factory):
-    """Of a run that no tracker is told of."""
-    folder = tmp_path_factory.mktemp("alone")
-    assert forked.run("--output_dir", str(folder)).code == 0
-    return result_in(folder)["loss"]["trajectory"]
+    return losses_of_a_whole_run(forked, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture

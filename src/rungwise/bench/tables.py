@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..report.checks import Check
+from ..report.checks import Check, tally
 from ..report.sections import source
 from .checks import Bench, run_checks
 from .figures import ENGINES, Ratio, Rung
@@ -44,7 +44,7 @@ def section(bench: Bench) -> str:
     """What the README shows: the table, its source, and how the checks came out."""
     checks = run_checks(bench)
     left = [f"- {line}" for line in not_passed(checks)]
-    return "\n".join([*_head(bench), "", tally(checks), *([""] if left else []), *left])
+    return "\n".join([*_head(bench), "", f"Checks: {tally(checks)}.", *([""] if left else []), *left])
 
 
 def _head(bench: Bench) -> list[str]:
@@ -88,12 +88,6 @@ def losses(rungs: Sequence[Rung]) -> list[str]:
         cells = [_figure(rung, engine, "loss", 6) for engine in engines]
         lines.append(f"| {rung.name} | {' | '.join(cells)} |")
     return lines
-
-
-def tally(checks: Sequence[Check]) -> str:
-    """How many checks came out how."""
-    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in ("PASS", "FAIL", "SKIP")}
-    return f"Checks: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
 
 
 def not_passed(checks: Sequence[Check]) -> list[str]:

@@ -83,24 +83,14 @@ class ActivationMeter:
 
     def _watch_backward(self, accelerator: Accelerator) -> None:
         """Has the first backward pass begin with reading what is kept, and end the measurement."""
-        method, own = accelerator.backward, "backward" in vars(accelerator)
 
-        def backward(loss: torch.Tensor, **kwargs: Any) -> None:
-            if self.result:
-                # Somebody who watches, too, has put it back.
-                method(loss, **kwargs)
-                return
+        def backward(method: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
             self.figure.attempt(self._read, loss)
             method(loss, **kwargs)
             self.figure.attempt(self._end)
             self.close()
 
-        def put_back() -> None:
-            if vars(accelerator).get("backward") is backward:
-                setattr(accelerator, "backward", method) if own else delattr(accelerator, "backward")
-
-        accelerator.backward = backward
-        self._undo.append(put_back)
+        self._undo.append(Around(accelerator, "backward", backward).remove)
 
     def _end(self) -> None:
         # Only after backward is it known what a block kept as it ran again.

@@ -3,11 +3,13 @@
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from accelerate import Accelerator
+
+from .around import Around
 
 # When a phase begins, in ns since the epoch, as the allocators' own times are; and its name.
 Begins = list[tuple[int, str]]
@@ -29,18 +31,17 @@ def phases(accelerator: Accelerator | None) -> Iterator[Begins]:
         yield []
         return
     begins = [(time.time_ns(), "forward")]
-    method, own = accelerator.backward, "backward" in vars(accelerator)
 
-    def backward(*args: Any, **kwargs: Any) -> None:
+    def backward(method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         begins.append((time.time_ns(), "backward"))
         method(*args, **kwargs)
         begins.append((time.time_ns(), "forward"))
 
-    accelerator.backward = backward
+    around = Around(accelerator, "backward", backward)
     try:
         yield begins
     finally:
-        setattr(accelerator, "backward", method) if own else delattr(accelerator, "backward")
+        around.remove()
     if len(begins) > 1:
         begins[-1] = (begins[-1][0], "optimizer")
     begins.append((time.time_ns(), ""))

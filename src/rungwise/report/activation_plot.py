@@ -8,11 +8,10 @@ from .style import (
     COLOURS,
     GREY,
     HATCHES,
-    PAPER,
-    SMALL,
     WIDTH,
     behind,
     filled,
+    inside,
     make_room,
     name_bars,
     number,
@@ -57,8 +56,7 @@ def module_bar(axes: Axes, y: float, owned: dict[str, float], kinds: list[str], 
     ):
         axes.barh(y, size, left=start, height=0.7, label=name, **filled(look))
         if size > LABELLED * longest:
-            words = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": PAPER}
-            axes.text(start + size / 2, y, number(size), **words)
+            inside(axes, start + size / 2, y, number(size))
         start += size
     behind(axes, start, y, number(start))
 

@@ -1,11 +1,13 @@
 """Holds claims against the rungs that can decide them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .claims import PAIR_CLAIMS, RUNG_CLAIMS, PairClaim
 from .measures import Finding
 from .rung_result import RungResult, pairs
+
+VERDICTS = ("PASS", "FAIL", "SKIP")
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,12 @@ class Check:
     verdict: str
     measured: str
     bound: str
+
+
+def tally(checks: Iterable[Check]) -> str:
+    """How many checks came out how."""
+    verdicts = [check.verdict for check in checks]
+    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
 
 
 def run_checks(rungs: list[RungResult]) -> list[Check]:

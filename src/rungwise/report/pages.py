@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..settings.fields import FIELDS, NAMING
+from .checks import tally
 from .report import Report, read_report
 from .rung_result import OWNERS, RungResult
 from .table_text import CELLS, disturbed_line, escaped, markdown_table
@@ -15,7 +16,6 @@ from .table_text import CELLS, disturbed_line, escaped, markdown_table
 BESIDE = {"config", "precision", "micro_batch_size", "output_dir"}
 PRECISIONS = {"no": "fp32"}
 TURNED_ON = "turned on"
-VERDICTS = ("PASS", "FAIL", "SKIP")
 
 
 def ladder_section(folder: Path, columns: Sequence[str]) -> str:
@@ -36,10 +36,9 @@ def ladder_section(folder: Path, columns: Sequence[str]) -> str:
 
 def checks_line(report: Report) -> str:
     """How many checks came out how, and those that failed."""
-    counts = {verdict: sum(check.verdict == verdict for check in report.checks) for verdict in VERDICTS}
     failed = [check for check in report.checks if check.verdict == "FAIL"]
     wrong = "".join(f" {c.claim} ({' → '.join(c.rungs)}): {c.measured}, bound {c.bound}." for c in failed)
-    return f"Checks: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.{wrong}"
+    return f"Checks: {tally(report.checks)}.{wrong}"
 
 
 def changed(before: RungResult | None, rung: RungResult) -> str:

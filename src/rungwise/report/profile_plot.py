@@ -8,11 +8,10 @@ from .style import (
     COLOURS,
     HATCHES,
     LIGHT,
-    PAPER,
-    SMALL,
     WIDTH,
     behind,
     filled,
+    inside,
     make_room,
     name_bars,
     number,
@@ -38,8 +37,7 @@ def profile_bars(rungs: list[RungResult]) -> Figure | None:
         axes.barh(range(len(rows)), sizes, left=left, height=0.7, label=LABELS[name], **filled(LOOKS[name]))
         for y, (row, size, start) in enumerate(zip(rows, sizes, left, strict=True)):
             if size >= LEAST_WRITTEN * longest:
-                words = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": PAPER}
-                axes.text(start + size / 2, y, f"{size / row['step_ms']:.0%}", **words)
+                inside(axes, start + size / 2, y, f"{size / row['step_ms']:.0%}")
         left = [start + size for start, size in zip(left, sizes, strict=True)]
     for y, row in enumerate(rows):
         behind(axes, row["step_ms"], y, number(row["step_ms"]))

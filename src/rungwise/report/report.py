@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import SettingsError
 from ..result_file import write_json
 from .captions import CAPTIONS
-from .checks import Check, run_checks
+from .checks import Check, run_checks, tally
 from .compiled import compiled_lines, compiled_rows
 from .forecasts import forecast_rows, forecast_section
 from .profiles import profile_rows, profile_section
@@ -137,10 +137,7 @@ def terminal_table(report: Report) -> str:
         against = f" against {row['eager']}" if row["eager"] else ""
         lines.append(f"{row['rung']}: break-even {row['break_even']}{against}")
     lines += [f"{NOT_COMPARED}: {why}" for why in conditions(report.rungs)["elsewhere"]]
-    counts = {
-        verdict: sum(check.verdict == verdict for check in report.checks) for verdict in ("PASS", "FAIL", "SKIP")
-    }
-    lines += ["", "checks: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
+    lines += ["", f"checks: {tally(report.checks)}"]
     for check in report.checks:
         if check.verdict == "FAIL":
             lines.append(f"FAIL {check.claim} ({' → '.join(check.rungs)}): {check.measured}; bound: {check.bound}")

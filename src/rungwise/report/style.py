@@ -116,6 +116,11 @@ def behind(axes: Axes, x: float, y: float, words: str, **look: Any) -> Text:
     return text
 
 
+def inside(axes: Axes, x: float, y: float, words: str) -> None:
+    """Words in the middle of a part of a bar."""
+    axes.text(x, y, words, ha="center", va="center", fontsize=SMALL, bbox=PAPER)
+
+
 def scale_bars(axes: Axes) -> None:
     """Lets bars begin at 0, with a grid and plain numbers."""
     axes.grid(axis="x")
