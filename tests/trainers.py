@@ -7,12 +7,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from rungwise.metrics.allocations import allocations
 from rungwise.trainer import MeasureCallback
 
 import torch
 from datasets import Dataset
 from harness import MODEL, ragged_rows
-from torch.profiler import ProfilerActivity, profile
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -97,10 +97,9 @@ def train(
 
 def allocated_peak(train: Callable[[], Any]) -> int:
     """The most bytes that the CPU allocator held in all of a training, by PyTorch's profiler."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with allocations(torch.device("cpu")) as changes:
         train()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+    return max(accumulate(size for _, size in changes))
 
 
 def read(path: Path) -> dict[str, Any]:

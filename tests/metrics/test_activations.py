@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from rungwise.metrics.activation_rows import kind
 from rungwise.metrics.activations import ActivationMeter
-from rungwise.metrics.allocations import _allocations
+from rungwise.metrics.allocations import allocations
 from rungwise.metrics.memory import MIB
 from rungwise.metrics.saved_tensors import CAST, is_cast
 from rungwise.model.model import build_model
@@ -128,7 +128,7 @@ def measured(family, config, *flags):
     kept = compiled.kept if compiled else None
     meter = ActivationMeter(model, accelerator, checkpointed_blocks(model), kept)
     gc.collect()
-    with _allocations() as changes:
+    with allocations(torch.device("cpu")) as changes:
         loss = prepared(**batch).loss
     accelerator.backward(loss)
     if compiled:
@@ -262,7 +262,7 @@ def test_nothing_lives_longer_for_being_counted():
             ActivationMeter(model, accelerator, [])
         gc.collect()
         gc.disable()
-        with _allocations() as changes:
+        with allocations(torch.device("cpu")) as changes:
             loss = model(input_ids=rows, labels=rows).loss
             accelerator.backward(loss)
             del loss

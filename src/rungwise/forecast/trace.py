@@ -89,7 +89,7 @@ def trace(settings: Settings, config: PreTrainedConfig, device: Device = CPU) ->
         held: list[int] = []
 
         @contextmanager
-        def source(_: torch.device) -> Iterator[list[tuple[int, int]]]:
+        def source(*_: Any) -> Iterator[list[tuple[int, int]]]:
             with tracker.logged() as log:
                 logs.append(log)
                 held.append(tracker.held())

@@ -1,33 +1,68 @@
 """What an allocator does while something runs, on the CPU and on CUDA."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import itemgetter
 
 import torch
+from torch._C._profiler import _EventType, _ProfilerEvent
 from torch.profiler import ProfilerActivity
 
 from .profiler import own_profiler
 from .settling import settled_exchanges
 
 
-def allocations(device: torch.device) -> AbstractContextManager[list[tuple[int, int]]]:
+def allocations(
+    device: torch.device, held: Iterable[torch.UntypedStorage] = ()
+) -> AbstractContextManager[list[tuple[int, int]]]:
     """What the allocator does inside, once that has ended: (time in ns, bytes taken, or given back as a negative).
 
     Nothing on accelerators whose allocator keeps no such record.
+
+    Args:
+        device: whose allocator.
+        held: what was there before and counts on a CPU when it is given back. Nothing else from before does.
     """
     if device.type == "cpu":
-        return _allocations()
+        return _allocations({storage.data_ptr(): storage.nbytes() for storage in held})
     return _cuda_allocations() if device.type == "cuda" else nullcontext([])
 
 
 @contextmanager
-def _allocations() -> Iterator[list[tuple[int, int]]]:
+def _allocations(held: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
     """`allocations` on the CPU, from the profiler's events."""
     changes: list[tuple[int, int]] = []
     with settled_exchanges(), own_profiler(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield changes
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    changes += sorted((e.start_ns(), e.nbytes()) for e in events if e.device_type().name == "CPU")
+    changes += _changes(_events(profiler.profiler.kineto_results.experimental_event_tree()), held)
+
+
+def _events(roots: Sequence[_ProfilerEvent]) -> list[tuple[int, int, int]]:
+    """(time in ns, address, bytes) of what the CPU's allocator took, or gave back as a negative, in order of time."""
+    found, left = [], [*reversed(roots)]
+    while left:
+        event = left.pop()
+        left += reversed(event.children)
+        if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    return sorted(found, key=itemgetter(0))  # of one thread in the order in which they came
+
+
+def _changes(events: Iterable[tuple[int, int, int]], held: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """`allocations` of such events, each block with the bytes that it was taken with.
+
+    PyTorch keeps the sizes of blocks by their address, and learns nothing of those that are given back while no
+    profiler is at work. What is put there later, and given back inside, comes as a block of the old one's size.
+    """
+    live = dict(held)
+    for time, address, size in events:
+        before = live.pop(address, 0)
+        if before:
+            # Also of a block that a thread without a profiler has given back: another one can be here since it did.
+            yield time, -before
+        if size > 0:
+            live[address] = size
+            yield time, size
 
 
 @contextmanager

@@ -7,7 +7,7 @@ or evaluates, saves and merges after it, has no part in it.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -23,8 +23,8 @@ from .resident import peak_rss_bytes
 
 MIB = 2**20
 TIMELINE_POINTS = 500
-# Of a device: what its allocator does inside, as `allocations` has it.
-Source = Callable[[torch.device], AbstractContextManager[list[tuple[int, int]]]]
+# Of a device, and what is held before: what its allocator does inside, as `allocations` has it.
+Source = Callable[[torch.device, Iterable[torch.UntypedStorage]], AbstractContextManager[list[tuple[int, int]]]]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,11 +32,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def tensor_bytes(tensors: Iterator[torch.Tensor]) -> int:
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes that this process holds of distinct tensors: one that is tied or listed twice counts once."""
+    return sum(storage.nbytes() for storage in _storages(tensors))
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> Collection[torch.UntypedStorage]:
+    """Where this process keeps tensors, each storage once."""
     storages = (part.untyped_storage() for tensor in tensors for part in _parts(local(tensor)))
     # By identity, not by address: a fake tensor's has none.
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    return {storage._cdata: storage for storage in storages}.values()
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -50,7 +55,11 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of all tensors in the optimizer's state."""
-    return tensor_bytes(v for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v))
+    return tensor_bytes(_state(optimizer))
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value))
 
 
 class MemoryMeter:
@@ -98,7 +107,7 @@ class MemoryMeter:
             with self._counters():
                 yield
             return
-        with self._allocations(self.device) as changes:
+        with self._allocations(self.device, ()) as changes:
             yield
         held = _running(changes, held_before=0)
         self._peak, self._live_after_building = max(self._peak, *held), held[-1]
@@ -143,12 +152,12 @@ class MemoryMeter:
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
             self.held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
-            with self._allocations(self.device) as changes, phases(self._accelerator) as begins:
+            with self._allocations(self.device, self._kept()) as changes, phases(self._accelerator) as begins:
                 yield
         elif complete:
             self.held = torch.accelerator.memory_allocated()
             # The allocator counts its peak itself; of its history nothing but the timeline is made.
-            history = self.timeline_figure.around(lambda: self._allocations(self.device))
+            history = self.timeline_figure.around(lambda: self._allocations(self.device, ()))
             with self._counters(), history as changes, phases(self._accelerator) as begins:
                 yield
         else:
@@ -166,6 +175,10 @@ class MemoryMeter:
             self._rss = peak_rss_bytes()
             for hook in self._hooks:
                 hook.remove()
+
+    def _kept(self) -> Collection[torch.UntypedStorage]:
+        """Where model and optimizer are, from step to step."""
+        return _storages([*self._model.parameters(), *self._model.buffers(), *_state(self._optimizer)])
 
     def _held_after_building(self) -> int:
         """What building left behind; at least the model, which Transformers may load in threads that tell nothing."""

@@ -1,0 +1,69 @@
+"""What the CPU's allocator is said to do, against tensors of known size at addresses that were used before."""
+
+from rungwise.metrics import allocations as module
+from rungwise.metrics.allocations import allocations
+from rungwise.metrics.memory import MemoryMeter
+
+import torch
+
+CPU = torch.device("cpu")
+LARGE, SMALL = 200_000, 16_384
+
+
+def block(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def where_others_were() -> list[torch.Tensor]:
+    """Small tensors, some of them at addresses of larger ones that went while no profiler was at work."""
+    large = []
+    with allocations(CPU):
+        large += [block(LARGE) for _ in range(64)]
+    addresses = {tensor.data_ptr() for tensor in large}
+    large.clear()
+    small = [block(SMALL) for _ in range(1000)]
+    assert addresses & {tensor.data_ptr() for tensor in small}
+    return small
+
+
+def test_what_was_there_before_is_not_given_back():
+    """PyTorch would say that a block went of the size that another one at its address had."""
+    small = where_others_were()
+    with allocations(CPU) as changes:
+        small.clear()
+        torch.ones(5)
+    assert [size for _, size in changes] == [20, -20]
+
+
+def test_what_is_said_to_be_held_is_given_back():
+    with allocations(CPU) as changes:
+        kept = [block(SMALL), block(LARGE)]
+    assert [size for _, size in changes] == [SMALL, LARGE]
+    with allocations(CPU, [kept[0].untyped_storage()]) as changes:
+        kept.clear()
+    assert [size for _, size in changes] == [-SMALL]
+
+
+def test_what_another_thread_gave_back_is_gone_once_its_address_is_taken_again():
+    events = [(1, 0xA, 10), (2, 0xB, 7), (3, 0xA, 30), (4, 0xA, -30), (5, 0xC, -99)]
+    assert [*module._changes(events, {})] == [(1, 10), (2, 7), (3, -10), (3, 30), (4, -30)]
+    assert [*module._changes(events, {0xC: 8})][-1] == (5, -8)
+
+
+def test_a_peak_does_not_hang_on_addresses():
+    """What a step frees of the steps before is no part of what it holds."""
+    n = 2**16
+    meter = MemoryMeter(CPU)
+    with meter.building():
+        weight = torch.nn.Parameter(torch.zeros(n))
+        model = torch.nn.ParameterList([weight])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    meter.watch(model, optimizer)
+    for number in range(2):
+        small = where_others_were() if number else []
+        with meter.window():
+            small.clear()
+            weight.grad = torch.ones(n)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert 0 <= meter.peak_bytes() - 3 * 4 * n < 64
