@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from rungwise import imports
 from rungwise.errors import SettingsError
 from rungwise.settings.cli import read_flags
 from rungwise.terminal import print_anything
@@ -49,8 +50,8 @@ def main() -> int:
         read_flags(extra, errors, None)
         if errors:  # said before PyTorch is loaded
             raise SettingsError(errors)
-        from rungwise.fit.answer import answer
-
+        with imports.kept():
+            from rungwise.fit.answer import answer
         return answer(options, extra, Path(options.output_dir))
     except SettingsError as error:
         print(error, file=sys.stderr)

@@ -1,9 +1,11 @@
 """Every test starts without the user's caches, keys and launcher, and with Accelerate's singletons unset."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
 
+gc.disable()  # nothing that is imported here is garbage
 # Before anything of Hugging Face is imported, which reads these once.
 _CACHE = tempfile.TemporaryDirectory(prefix="rungwise-tests-")
 os.environ["HF_HOME"] = _CACHE.name
@@ -32,6 +34,8 @@ from harness import ROOT  # noqa: E402
 from rungwise.device import native_precision  # noqa: E402
 from rungwise.techniques import product_kernels  # noqa: E402
 
+gc.enable()
+gc.freeze()
 pytest_plugins = ["selection", "pytester"]
 # Times on a busy machine say nothing about an input.
 hypothesis.settings.register_profile(

@@ -1,6 +1,7 @@
 """A training run small enough for a test, through the same pieces as recipes/ablate.py."""
 
 import dataclasses
+import gc
 import os
 import subprocess
 import sys
@@ -34,6 +35,9 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
+
+# What was imported is not looked through again and again: it takes longer than the tiny runs of a test.
+gc.freeze()
 
 ROOT = Path(__file__).parent.parent
 # Of another Python process that imports what the tests import.

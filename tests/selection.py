@@ -65,6 +65,7 @@ NOT_QUICK: tuple[str, ...] = (
     "techniques/test_optimizer.py",
     "techniques/test_torch_compile.py",
     "test_devices.py",
+    "test_imports.py",
     "test_secrets.py",
     "test_threads.py",
     "tracking/test_tracking.py",

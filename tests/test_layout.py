@@ -11,7 +11,7 @@ from harness import ROOT
 PACKAGE = ROOT / "src" / "rungwise"
 # From the foundation up: a chapter imports itself and those before it.
 CHAPTERS = (
-    ("errors", "signals", "terminal", "redact"),
+    ("errors", "imports", "signals", "terminal", "redact"),
     ("settings",),
     ("result_file", "device", "float32", "threads", "environment"),
     ("report",),

@@ -7,6 +7,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from .. import imports
+
 # Seconds that a process has for what is not training once it was told that there are no turns left.
 ENDING = 300
 # And to leave, after that.
@@ -93,8 +95,10 @@ def _play(engine: str, flags: list[str], log: str, pipe: Connection) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    from .engines import ENGINES  # with PyTorch and Transformers, which the process that started this one is without
-    from .turns import Turns
+    # With PyTorch and Transformers, which the process that started this one is without.
+    with imports.kept():
+        from .engines import ENGINES
+        from .turns import Turns
 
     pipe.send(
         ENGINES[engine](flags, lambda device, untimed, meter: Turns(device, untimed, pipe.recv, pipe.send, meter))

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
+from .. import imports
 from ..errors import SettingsError, no_folder
 from ..report.report import Report
 from ..result_file import read_result, write_json
@@ -58,8 +59,9 @@ class Ladder:
         self._started: float | None = None
 
     def __enter__(self) -> "Ladder":
-        from ..data.opened import Opening
-        from . import identity
+        with imports.kept():
+            from ..data.opened import Opening
+            from . import identity
 
         refuse_folder(self.folder)
         self._opening = Opening()  # rungs share their model and their data

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .. import imports
 from ..errors import SettingsError
 from ..settings.cli import read_flags
 from ..settings.fields import FIELDS, OWN, Settings
@@ -36,11 +37,12 @@ def check(
         opening: what was opened before, for another call [opens anew].
         engine: whose loop trains.
     """
-    # PyTorch and Transformers, which take seconds to import.
-    from .. import techniques, tracking
-    from ..data.opened import Inputs, Opening, open_data
-    from ..model import model as models
-    from . import checkpoint, eager_run
+    # With PyTorch and Transformers, which take seconds to import.
+    with imports.kept():
+        from .. import techniques, tracking
+        from ..data.opened import Inputs, Opening, open_data
+        from ..model import model as models
+        from . import checkpoint, eager_run, run  # noqa: F401 (the rest of what a run needs)
 
     settings, errors = _parse(argv, environ, description, own, engine)
     opening, inputs = opening or Opening(), Inputs()
