@@ -9,6 +9,7 @@ Flags of ablate.py go to every rung on which they act. The same command again co
 """
 
 import argparse
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from rungwise.ladder.ladder import Ladder, group_of
 from rungwise.ladder.ladder_file import read_rungs
 from rungwise.report.report import Report, markdown, read_report, terminal_table, write_report
 from rungwise.terminal import print_anything
+
+# What a disk says that is full, or that one may not, or no longer, write to.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -57,6 +61,11 @@ def main() -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        print(f"the ladder cannot go on: {error}; the same command continues once that is mended", file=sys.stderr)
+        return 1
 
 
 def report_only(options: argparse.Namespace, extra: list[str]) -> int:

@@ -38,6 +38,43 @@ def remount(self, step):
     log(self, step)
 Run.log = remount
 """
+# A ladder whose rungs train nothing, and whose disk is full behind its first one.
+RUNGS = """
+flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, report_to: none,
+        config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2"}
+rungs: {a: {}, b: {gradient_accumulation_steps: 2}}
+"""
+CLIMB = """
+import sys
+from pathlib import Path
+from rungwise.ladder import ladder as ladders
+from rungwise.report import plots
+from rungwise.result_file import write_result
+import ladder
+from results import result
+
+def fill(*_):
+    with open({disk!r} + "/others", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+    return []
+
+def run_rung(rung, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    write_result(folder, {{**result(), "name": rung.name}})
+    if rung.name == "a" and {report}:
+        fill()
+    return result()
+
+# Drawn last, behind all that is written of a report.
+plots.draw = lambda *_: [] if {report} or Path({disk!r}, "ladder/b").exists() else fill()
+ladders.run_rung = run_rung
+sys.argv[1:] = {argv!r}
+raise SystemExit(ladder.main())
+"""
 NO_SPACE = "[Errno 28] No space left on device"
 LONG = ("--max_steps", "60", "--checkpointing_steps", "60")
 
@@ -122,6 +159,22 @@ def test_a_disk_that_is_full_before_anything_is_trained(run):
     assert not [path for path in folder.iterdir() if path.stat().st_size]
     (folder.parent / "others").unlink()
     assert run()[0].code == 0
+
+
+@pytest.mark.parametrize("moment", ["its report", "its next rung"])
+def test_a_ladder_whose_disk_is_full_goes_on_once_there_is_room(run, disk, tmp_path, moment):
+    server, mounted, seen = disk
+    (tmp_path / "rungs.yaml").write_text(RUNGS, encoding="utf-8")
+    files = ["--ladder", str(tmp_path / "rungs.yaml"), "--output_dir", str(mounted / "ladder")]
+    climb = CLIMB.format(argv=files, disk=str(mounted), report=moment == "its report")
+    ended = server.run(before=climb)
+    assert (ended.code, ended.said.count("Traceback")) == (1, 0), ended.said
+    assert f"the ladder cannot go on: {NO_SPACE}" in ended.said and "the same command continues" in ended.said
+    (seen / "others").unlink()
+    ended = server.run(before=climb)
+    assert ended.code == 0, ended.said
+    assert [rung in ended.said for rung in ("a: finished before", "b: finished before")] == [True, False]
+    assert "| a | ok |" in (seen / "ladder" / "report.md").read_text(encoding="utf-8")
 
 
 def test_a_folder_that_cannot_be_written_to(run, disk):
