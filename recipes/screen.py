@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=130, metavar="N", help="of the terminal [%(default)s]")
     parser.add_argument("--lines", type=int, default=38, metavar="N", help="of the terminal [%(default)s]")
     parser.add_argument("--seconds", type=float, default=8, metavar="S", help="until it is drawn [%(default)s]")
-    parser.add_argument("--keys", default="", help="that are pressed half way, with escapes as \\x1b")
+    parser.add_argument(
+        "--keys", default="", help="that are pressed one by one from half way on, with escapes as \\x1b"
+    )
     parser.add_argument("--cut", type=int, default=0, metavar="N", help="of the last lines that are not drawn")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args()
@@ -71,13 +73,13 @@ def shown(command: list[str], columns: int, lines: int, seconds: float, keys: st
         os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
         os.execvp(command[0], command)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    began, pressed = time.monotonic(), not keys
+    left = re.findall("\x1b\\[[0-9]*[A-Za-z~]|.", keys, re.DOTALL)
+    began, pause = time.monotonic(), seconds / 2 / (len(left) + 1)
+    due = seconds / 2
     while (passed := time.monotonic() - began) < seconds:
-        if not pressed and passed > seconds / 2:
-            for key in re.findall("\x1b\\[[0-9]*[A-Za-z~]|.", keys, re.DOTALL):
-                os.write(terminal, key.encode())
-                time.sleep(0.3)
-            pressed = True
+        if left and passed > due:
+            os.write(terminal, left.pop(0).encode())
+            due += pause
         if select.select([terminal], [], [], 0.1)[0]:
             try:
                 stream.feed(os.read(terminal, 65536))

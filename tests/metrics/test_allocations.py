@@ -39,9 +39,19 @@ def test_what_is_said_to_be_held_is_given_back():
     with allocations(CPU) as changes:
         kept = [block(SMALL), block(LARGE)]
     assert [size for _, size in changes] == [SMALL, LARGE]
-    with allocations(CPU, [kept[0].untyped_storage()]) as changes:
+    with allocations(CPU, kept=[kept[0].untyped_storage()]) as changes:
         kept.clear()
     assert [size for _, size in changes] == [-SMALL]
+
+
+def test_what_is_there_in_the_end_can_be_given_back_the_next_time():
+    held = {}
+    with allocations(CPU, held):
+        blocks = [block(SMALL), block(LARGE)]
+    assert held == {tensor.data_ptr(): len(tensor) for tensor in blocks}
+    with allocations(CPU, held) as changes:
+        blocks.pop()
+    assert [size for _, size in changes] == [-LARGE] and held == {blocks[0].data_ptr(): SMALL}
 
 
 def test_what_another_thread_gave_back_is_gone_once_its_address_is_taken_again():

@@ -1,6 +1,6 @@
 """What an allocator does while something runs, on the CPU and on CUDA."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import itemgetter
 
@@ -13,7 +13,7 @@ from .settling import settled_exchanges
 
 
 def allocations(
-    device: torch.device, held: Iterable[torch.UntypedStorage] = ()
+    device: torch.device, held: dict[int, int] | None = None, kept: Iterable[torch.UntypedStorage] = ()
 ) -> AbstractContextManager[list[tuple[int, int]]]:
     """What the allocator does inside, once that has ended: (time in ns, bytes taken, or given back as a negative).
 
@@ -21,15 +21,20 @@ def allocations(
 
     Args:
         device: whose allocator.
-        held: what was there before and counts on a CPU when it is given back. Nothing else from before does.
+        held: of a CPU, bytes by address of what was there before and counts when it is given back; nothing else from
+            before does. Afterwards what of it is there still, and what came inside [nothing].
+        kept: storages that `held` need not have.
     """
     if device.type == "cpu":
-        return _allocations({storage.data_ptr(): storage.nbytes() for storage in held})
+        held = {} if held is None else held
+        # Here, where nothing holds the storages for longer.
+        held |= {storage.data_ptr(): storage.nbytes() for storage in kept}
+        return _allocations(held)
     return _cuda_allocations() if device.type == "cuda" else nullcontext([])
 
 
 @contextmanager
-def _allocations(held: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
+def _allocations(held: dict[int, int]) -> Iterator[list[tuple[int, int]]]:
     """`allocations` on the CPU, from the profiler's events."""
     changes: list[tuple[int, int]] = []
     with settled_exchanges(), own_profiler(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -48,20 +53,19 @@ def _events(roots: Sequence[_ProfilerEvent]) -> list[tuple[int, int, int]]:
     return sorted(found, key=itemgetter(0))  # of one thread in the order in which they came
 
 
-def _changes(events: Iterable[tuple[int, int, int]], held: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+def _changes(events: Iterable[tuple[int, int, int]], held: dict[int, int]) -> Iterator[tuple[int, int]]:
     """`allocations` of such events, each block with the bytes that it was taken with.
 
     PyTorch keeps the sizes of blocks by their address, and learns nothing of those that are given back while no
     profiler is at work. What is put there later, and given back inside, comes as a block of the old one's size.
     """
-    live = dict(held)
     for time, address, size in events:
-        before = live.pop(address, 0)
+        before = held.pop(address, 0)
         if before:
             # Also of a block that a thread without a profiler has given back: another one can be here since it did.
             yield time, -before
         if size > 0:
-            live[address] = size
+            held[address] = size
             yield time, size
 
 

@@ -23,8 +23,10 @@ from .resident import peak_rss_bytes
 
 MIB = 2**20
 TIMELINE_POINTS = 500
-# Of a device, and what is held before: what its allocator does inside, as `allocations` has it.
-Source = Callable[[torch.device, Iterable[torch.UntypedStorage]], AbstractContextManager[list[tuple[int, int]]]]
+# What an allocator does inside, as `allocations` has it.
+Source = Callable[
+    [torch.device, dict[int, int], Iterable[torch.UntypedStorage]], AbstractContextManager[list[tuple[int, int]]]
+]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -82,6 +84,7 @@ class MemoryMeter:
         self._measured = False
         self._allocations = source or allocations
         self.timeline: Timeline = []
+        self._blocks: dict[int, int] = {}  # of building, by address
         self._peak = self._reserved = self._retries = 0
         self._rss: int | None = None
         self._live_after_building = 0
@@ -107,7 +110,7 @@ class MemoryMeter:
             with self._counters():
                 yield
             return
-        with self._allocations(self.device, ()) as changes:
+        with self._allocations(self.device, self._blocks, ()) as changes:
             yield
         held = _running(changes, held_before=0)
         self._peak, self._live_after_building = max(self._peak, *held), held[-1]
@@ -152,12 +155,15 @@ class MemoryMeter:
         if self.device.type == "cpu" and complete:
             # Gradients are freed between steps, so what is held now is the building's and the optimizer's.
             self.held = self._held_after_building() + optimizer_state_bytes(self._optimizer)
-            with self._allocations(self.device, self._kept()) as changes, phases(self._accelerator) as begins:
+            with (
+                self._allocations(self.device, self._blocks, self._kept()) as changes,
+                phases(self._accelerator) as begins,
+            ):
                 yield
         elif complete:
             self.held = torch.accelerator.memory_allocated()
             # The allocator counts its peak itself; of its history nothing but the timeline is made.
-            history = self.timeline_figure.around(lambda: self._allocations(self.device, ()))
+            history = self.timeline_figure.around(lambda: self._allocations(self.device, self._blocks, ()))
             with self._counters(), history as changes, phases(self._accelerator) as begins:
                 yield
         else:
