@@ -18,8 +18,10 @@ from forked import forking, result_in, rows_in
 from harness import HANGS, MODEL
 
 # Of each signal.
-RUNS = 40
+RUNS = 50
 STEPS = 12
+# The share of them that draws pictures once all is measured, for as long as they train.
+SHOWN = 0.2
 TYPED = ["--config_overrides", MODEL, "--block_size", "32", "--forecast", "false"]
 # What a shell says of the process, or what ends it where no run has begun.
 CODES = {signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15), signal.SIGKILL: (-9,)}
@@ -58,8 +60,9 @@ def test_a_signal_at_any_moment(forked, whole, tmp_path, number):
     stopped = []
     for _ in range(RUNS):
         resume = draw.choice([[], ["--resume_from_checkpoint", "latest"]])
+        pictures = ["--plots", str(draw.random() < SHOWN).lower()]
         found = before_and_after(folder)
-        process = forked.start("--output_dir", str(folder), *resume)
+        process = forked.start("--output_dir", str(folder), *resume, *pictures)
         # More often while it trains than before.
         time.sleep(draw.triangular(0, 1.1 * seconds, 0.8 * seconds))
         with contextlib.suppress(ProcessLookupError):
