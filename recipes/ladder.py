@@ -101,11 +101,11 @@ def undamaged(folder: Path) -> Iterator[None]:
         raise SettingsError([f"{folder}: a result in it is damaged ({why}); run the ladder again"]) from error
 
 
-def reported(folder: Path) -> Report:
+def reported(folder: Path, pictures: bool = True) -> Report:
     """Writes the report of what is in a folder by now."""
     with undamaged(folder):
         report = read_report(folder)
-        write_report(report, folder)
+        write_report(report, folder, pictures)
     return report
 
 
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace, extra: list[str]) -> int:
     console = Console()
     with Ladder(name, rungs, folder, group, options.fresh) as ladder:
         for _, result in ladder.run(options.repeats):
-            reported(folder)
+            reported(folder, pictures=False)  # all of them take as long as a short rung
             console.show(result, ladder.took())
         if ladder.exit_code and not ladder.has_results():
             print("\nstopped before the first rung had a result")

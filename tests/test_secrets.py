@@ -112,6 +112,7 @@ flags:
   config_overrides: vocab_size=256,n_positions=32,n_embd=32,n_layer=2,n_head=2
   block_size: 32
   max_steps: 4
+  forecast: false
   train_file: HOME/book.txt
 rungs: {a: {}, b: {optim: sgd}}
 """

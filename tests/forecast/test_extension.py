@@ -84,7 +84,7 @@ CASES = (
 )
 
 
-@pytest.mark.breadth(8)
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize("model, technique", marked(CASES, {"every other layer": EVERY_N_LAYERS}))
 def test_two_depths_give_the_whole_model(model, technique):
     config, settings = config_of(model), settings_of(technique)
@@ -98,7 +98,7 @@ def test_two_depths_give_the_whole_model(model, technique):
         assert extended.traced_layers == MODELS[model][2]
 
 
-@pytest.mark.breadth(4)
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 @pytest.mark.parametrize("technique", LITTLE)
 @pytest.mark.parametrize("model", ["GPT-2", "Llama"])

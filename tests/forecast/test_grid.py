@@ -33,7 +33,7 @@ def found(request, tmp_path_factory):
     return cases
 
 
-@pytest.mark.breadth(40)
+@pytest.mark.breadth(24)
 @pytest.mark.parametrize("case", marked(CASES, WANTING), ids=str)
 def test_the_forecast_is_what_is_measured(case, found):
     one = found[str(case)]

@@ -17,9 +17,9 @@ LADDER = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13, forecast: false,
         config_overrides: "vocab_size=128,n_positions=32,n_embd=32,n_layer=2,n_head=2", plots: false}
 rungs:
-  fp32: {}
+  fp32: {report_to: none}
   slow: {max_steps: 200000}
-  accum: {gradient_accumulation_steps: 2}
+  accum: {gradient_accumulation_steps: 2, report_to: none}
 """
 ENDS = """
 flags: {config: accelerate_configs/fp32.yaml, dataset_name: synthetic, block_size: 32, max_steps: 13, forecast: false,

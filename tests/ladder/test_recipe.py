@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from rungwise.ladder import ladder
-from rungwise.report import plots
+from rungwise.report import plots, report
 from rungwise.result_file import write_result
 
 import ladder as recipe
@@ -107,11 +107,12 @@ def test_a_stopped_ladder_reports_what_it_has_and_continues(climb, tmp_path, cap
 def test_a_signal_between_two_rungs_tears_no_report(climb, tmp_path, monkeypatch, capsys):
     """It waits until the report is written and its rung shown, and no rung is started then; nor does another tear."""
 
-    def draw(*_):
+    def page(*args):
         os.kill(os.getpid(), signal.SIGINT)
-        return []
+        return markdown(*args)
 
-    monkeypatch.setattr(plots, "draw", draw)
+    markdown = report.markdown
+    monkeypatch.setattr(report, "markdown", page)
     assert climb() == (130, ["a"])
     assert rows(tmp_path / "l") == {"a": "ok"}
     assert "  ok, peak" in capsys.readouterr().out

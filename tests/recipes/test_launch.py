@@ -1,5 +1,6 @@
 """More than one process by the commands of the shipped files: on one machine, on two, and when one of them dies."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -48,34 +49,49 @@ def by_its_own_command(config):
 
 @pytest.fixture(scope="module")
 def launched(home):
-    """Every file for several processes of one machine, by its own command."""
-    results = {}
-    for name in ("ddp", "fsdp2", "ddp_cpu", "fsdp2_cpu"):
+    """The result of a file for several processes of one machine, launched by its own command when it is asked for."""
+
+    @functools.cache
+    def result(name):
         command = by_its_own_command(f"accelerate_configs/{name}.yaml")
         flags = [*TINY, *QUIET, "--output_dir", f"runs/{name}", "--save_model"]
         flags += ["--forecast", str(name in FORECAST).lower()]
         done = run(home, *command, *flags, environment=ON_CPU)
         assert done.returncode == 0, done.stderr
         assert "Warning" not in done.stderr, done.stderr
-        results[name] = result_of(home, name)
-    return results
+        return result_of(home, name)
+
+    return result
 
 
-@pytest.mark.parametrize(
-    "name, engine", [("ddp", "DDP"), ("ddp_cpu", "DDP"), ("fsdp2", "FSDP2"), ("fsdp2_cpu", "FSDP2")]
-)
+# What GPUs take, in bf16, of which one each time; and on CPUs.
+FOR_GPUS = [("ddp", "DDP"), ("fsdp2", "FSDP2")]
+
+
+@pytest.mark.breadth(1)
+@pytest.mark.parametrize("name, engine", FOR_GPUS)
+def test_each_file_for_gpus_by_its_own_command(launched, name, engine):
+    is_as_asked_for(launched(name), engine, "bfloat16")
+    fp32 = launched(f"{name}_cpu")["loss"]["trajectory"]
+    assert launched(name)["loss"]["trajectory"] == pytest.approx(fp32, abs=2.0**-7)
+
+
+@pytest.mark.parametrize("name, engine", [("ddp_cpu", "DDP"), ("fsdp2_cpu", "FSDP2")])
 def test_each_file_by_its_own_command(launched, name, engine):
-    result = launched[name]
+    is_as_asked_for(launched(name), engine, "float32")
+
+
+def is_as_asked_for(result, engine, dtype):
     assert result["status"] == "ok"
     assert result["evidence"]["engine"] == engine and result["evidence"]["processes"] == 2
-    assert result["evidence"]["compute_dtype"] == ("float32" if name.endswith("cpu") else "bfloat16")
+    assert result["evidence"]["compute_dtype"] == dtype
     # The global batch stays what it is; tokens are those of both.
     assert (result["settings"]["global_batch_size"], result["settings"]["micro_batch_size"]) == (16, 8)
     assert result["throughput"]["tokens"] == 12 * 16 * 31
 
 
 def test_sharding_halves_what_it_shards(launched):
-    ddp, fsdp = launched["ddp_cpu"]["memory"], launched["fsdp2_cpu"]["memory"]
+    ddp, fsdp = launched("ddp_cpu")["memory"], launched("fsdp2_cpu")["memory"]
     for owner in ("parameters", "gradients", "optimizer_state"):
         assert fsdp[f"{owner}_mib"] == pytest.approx(ddp[f"{owner}_mib"] / 2, rel=0.05), owner
     assert fsdp["peak_allocated_mib"] < ddp["peak_allocated_mib"]
@@ -87,7 +103,7 @@ def test_sharding_halves_what_it_shards(launched):
 def test_each_run_has_the_forecast_of_its_ranks(launched):
     """Models of 30,000 parameters: a few KiB that only a run has count."""
     for name in FORECAST:
-        found, memory = launched[name]["forecast"], launched[name]["memory"]
+        found, memory = launched(name)["forecast"], launched(name)["memory"]
         assert found["of"] == "a rank of this run"
         assert abs(found["peak_allocated_error_percent"]) < 2
         for owner in ("parameters", "gradients", "optimizer_state"):
@@ -95,9 +111,8 @@ def test_each_run_has_the_forecast_of_its_ranks(launched):
 
 
 def test_sharded_losses_are_those_of_ddp(launched):
-    for ddp, fsdp, bound in (("ddp_cpu", "fsdp2_cpu", 1e-5), ("ddp", "fsdp2", 2.0**-7)):
-        trajectories = [launched[name]["loss"]["trajectory"] for name in (ddp, fsdp)]
-        assert trajectories[1] == pytest.approx(trajectories[0], abs=bound)
+    ddp, fsdp = (launched(name)["loss"]["trajectory"] for name in ("ddp_cpu", "fsdp2_cpu"))
+    assert fsdp == pytest.approx(ddp, abs=1e-5)
 
 
 def test_a_process_of_two_keeps_what_one_does_with_half_the_rows(launched, tmp_path):
@@ -105,11 +120,12 @@ def test_a_process_of_two_keeps_what_one_does_with_half_the_rows(launched, tmp_p
     flags = ["--config", "accelerate_configs/fp32_cpu.yaml", *TINY, *QUIET, "--global_batch_size", "8"]
     alone = ablate_here(tmp_path, *flags)
     for name in ("ddp_cpu", "fsdp2_cpu"):
-        assert launched[name]["activations"] == alone["activations"], name
+        assert launched(name)["activations"] == alone["activations"], name
 
 
 @pytest.mark.parametrize("name", ["ddp_cpu", "fsdp2_cpu"])
 def test_the_saved_model_is_an_ordinary_one(launched, home, name):
+    launched(name)
     folder = home / "runs" / name / "model"
     model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(found.values()), found

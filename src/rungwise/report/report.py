@@ -59,12 +59,13 @@ def read_report(folder: Path) -> Report:
     return Report(rungs, table(rungs), compiled_rows(rungs), run_checks(rungs))
 
 
-def write_report(report: Report, folder: Path) -> None:
+def write_report(report: Report, folder: Path, pictures: bool = True) -> None:
     """Draws the report's pictures and writes `report.md`, `report.json` and `ladder.csv` into a ladder's folder."""
-    # Matplotlib takes longer to import than the table to be read: who only wants that does not wait for it.
-    from .plots import draw
+    if pictures:
+        # Matplotlib takes longer to import than the table to be read: who only wants that does not wait for it.
+        from .plots import draw
 
-    report.pictures = draw(report.rungs, folder)
+        report.pictures = draw(report.rungs, folder)
     (folder / "report.md").write_text(markdown(report, folder.name), encoding="utf-8")
     content = {
         "schema": 1,
