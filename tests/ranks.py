@@ -51,8 +51,8 @@ def train(key, *flags, config=DDP, sgd=True, dataset=None, **changes):
     # A profile of all that a run does takes longer than the run.
     with profile(activities=[ProfilerActivity.CPU]) if key in COUNTED else nullcontext() as profiler:
         trained = train_tiny(settings, dataset, sgd=sgd)
-    events = profiler.events() if profiler else []
-    counts = collections.Counter(event.name for event in events if event.name in COLLECTIVES)
+    events = profiler.profiler.kineto_results.events() if profiler else []
+    counts = collections.Counter(event.name() for event in events if event.name() in COLLECTIVES)
     state = trained.accelerator.get_state_dict(trained.prepared)
     saved[key] = {
         "weights": {name: value.clone() for name, value in state.items()},

@@ -69,7 +69,7 @@ def test_the_forecast_of_a_rank_is_what_is_measured(measured, case, processes):
 
 
 @RANKS
-@pytest.mark.breadth(3)
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("model, case", DEEP)
 def test_two_depths_give_the_whole_model(model, case, monkeypatch):
     settings = inputs(case, 3)[0]
