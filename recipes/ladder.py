@@ -64,15 +64,23 @@ def main() -> int:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        print(f"the ladder cannot go on: {error}; the same command continues once that is mended", file=sys.stderr)
+        why = (
+            f"{folder_of(options)}: the ladder cannot go on ({error}); the same command continues once that is mended"
+        )
+        print(why, file=sys.stderr)
         return 1
+
+
+def folder_of(options: argparse.Namespace) -> Path:
+    """The ladder's folder."""
+    return Path(options.report_only or options.output_dir or Path("runs") / Path(options.ladder).stem)
 
 
 def report_only(options: argparse.Namespace, extra: list[str]) -> int:
     """Shows the table of a folder, then writes its report: the pictures take longest."""
     if extra or options.fresh or options.output_dir:
         raise SettingsError(["--report_only runs nothing and takes no other flag"])
-    folder = Path(options.report_only)
+    folder = folder_of(options)
     with undamaged(folder):
         report = read_report(folder)
         markdown(report, folder.name)  # nothing is shown of what cannot be written
@@ -113,8 +121,7 @@ def run(options: argparse.Namespace, extra: list[str]) -> int:
     """Runs a ladder; returns 0 only if rungs were compared, and no rung and no check failed."""
     if options.repeats < 1:
         raise SettingsError([f"--repeats {options.repeats}: must be at least 1"])
-    name = Path(options.ladder).stem
-    folder = Path(options.output_dir or Path("runs") / name)
+    name, folder = Path(options.ladder).stem, folder_of(options)
     group = group_of(name, folder, options.fresh)
     rungs = read_rungs(options.ladder, extra, group)
     console = Console()

@@ -11,8 +11,8 @@ _kept = False
 def kept() -> Iterator[None]:
     """Keeps Python's garbage collector from looking through what is imported inside, then and later.
 
-    Else each of its full rounds takes a third of a second, which in a short run is half of the time, and in training
-    falls into a step that is timed. Only the first time in a process: what exists later may be garbage one day.
+    Else a short run spends half of its time on that, and a round of it may fall into a step that is timed. Only the
+    first time in a process: what exists later may be garbage one day.
     """
     global _kept
     enabled = gc.isenabled()

@@ -1,6 +1,7 @@
 """Tables of the guides hold the figures of the results that they are of."""
 
 import dataclasses
+import shlex
 import shutil
 
 from rungwise.report.pages import (
@@ -13,6 +14,7 @@ from rungwise.report.pages import (
     terminal_section,
 )
 from rungwise.report.report import read_report
+from rungwise.settings.parse import parse
 
 import pytest
 from harness import ROOT
@@ -97,3 +99,28 @@ def test_what_was_printed_stands_as_it_was():
     assert terminal_section("a\nb\n") == "```text\na\nb\n```"
     with pytest.raises(ValueError, match="no lines from 'bf17' to ''"):
         terminal_section(text, "bf17")
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    {
+        "gradient_checkpointing_kwargs": {"use_reentrant": True, "every_n_layers": 2},
+        "config_overrides": "n_embd=32,n_layer=2",
+        "activation_memory_budget": 0.5,
+        "learning_rate": 1e-3,
+        "optim": "sgd",
+        "train_file": "a file's name.txt",
+    }.items(),
+)
+def test_a_flag_in_a_table_is_one_that_a_command_takes(name, value):
+    text = changed(rung("a"), rung("b", **{name: value}))
+    words = shlex.split(text.strip("`"))
+    assert words[0] == f"--{name}" and len(words) == 2
+    settings, _ = parse(["--config", "accelerate_configs/fp32.yaml", *words])
+    assert getattr(settings, name) == value
+
+
+def test_without_mixed_precision_weights_may_be_of_half():
+    words = changed(rung("a", mixed_precision="fp16"), rung("b", mixed_precision="no", dtype="bfloat16"))
+    assert "fp32" not in words and "`--dtype bfloat16`" in words
+    assert "fp32" in changed(rung("a", mixed_precision="fp16"), rung("b", mixed_precision="no", dtype="float32"))

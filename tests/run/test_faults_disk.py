@@ -170,7 +170,10 @@ def test_a_ladder_whose_disk_is_full_goes_on_once_there_is_room(run, disk, tmp_p
     climb = CLIMB.format(argv=files, disk=str(mounted), report=moment == "its report")
     ended = server.run(before=climb)
     assert (ended.code, ended.said.count("Traceback")) == (1, 0), ended.said
-    assert f"the ladder cannot go on: {NO_SPACE}" in ended.said and "the same command continues" in ended.said
+    assert (
+        f"{mounted / 'ladder'}: the ladder cannot go on ({NO_SPACE}" in ended.said
+        and "the same command continues" in ended.said
+    )
     (seen / "others").unlink()
     ended = server.run(before=climb)
     assert ended.code == 0, ended.said

@@ -47,11 +47,12 @@ def changed(before: RungResult | None, rung: RungResult) -> str:
     if before is None or not before.settings:
         return PRECISIONS.get(now.get("precision", ""), now.get("precision", ""))
     names = [n for n in now if n in FIELDS and n not in {*NAMING, *BESIDE} and now[n] != before.settings.get(n)]
-    return ", ".join(filter(None, (_flag(name, now[name]) for name in names)))
+    plain = now.get("dtype", "float32") == "float32"  # else no mixed precision is no fp32
+    return ", ".join(filter(None, (_flag(name, now[name], plain) for name in names)))
 
 
-def _flag(name: str, value: Any) -> str:
-    if name == "mixed_precision":
+def _flag(name: str, value: Any, plain: bool) -> str:
+    if name == "mixed_precision" and (plain or value != "no"):
         return PRECISIONS.get(value, value)
     if value is None:
         return ""
@@ -59,7 +60,8 @@ def _flag(name: str, value: Any) -> str:
         return f"`{name}: {json.dumps(value)}`"
     if isinstance(value, bool):
         return f"`--{name}`" if value else f"no `--{name}`"
-    return f"`--{name} {shlex.quote(str(value))}`"
+    words = json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return f"`--{name} {shlex.quote(words)}`"
 
 
 def owners_section(result: dict[str, Any]) -> str:
