@@ -111,7 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     breadths = defaultdict(list)
     for item in items:
         if marker := item.get_closest_marker("breadth"):
-            breadths[_name(item), 1 if config.option.quick else marker.args[0]].append(item)
+            kind = marker.kwargs.get("of", _name(item))
+            breadths[kind, 1 if config.option.quick else marker.args[0]].append(item)
     left_out = {item for item in items if config.option.quick and _covers(NOT_QUICK, item)}
     named = any("[" in argument for argument in config.args)
     if not (config.option.whole or named):

@@ -20,6 +20,14 @@ def test_one():
 def test_other():
     pass
 """
+SHARED = """
+import pytest
+
+@pytest.mark.breadth(2, of="what takes long")
+@pytest.mark.parametrize("case", range(3))
+def test_shared_{name}(case):
+    pass
+"""
 
 
 @pytest.fixture
@@ -54,6 +62,14 @@ def test_workers_take_one_sample(pytester, taken):
     taken("--sample", "7")
     done = pytester.runpytest_inprocess("-p", "selection", "-p", "no:hypothesispytest", "--numprocesses", "2", "-q")
     done.assert_outcomes(passed=6)
+
+
+def test_tests_of_several_files_are_one_kind(pytester, taken):
+    pytester.makepyfile(**{f"test_{name}": SHARED.format(name=name) for name in "cd"})
+    samples = [[name for name in taken("--sample", str(seed))[0] if "shared" in name] for seed in range(20)]
+    assert {len(names) for names in samples} == {2}
+    assert {name[:9] for names in samples for name in names} == {"test_c.py", "test_d.py"}
+    assert len([name for name in taken("--all")[0] if "shared" in name]) == 6
 
 
 def test_every_case_is_taken_with_all_and_where_one_is_named(taken):

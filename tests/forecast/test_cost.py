@@ -30,6 +30,7 @@ MODELS = {
 }
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_forecast_takes_seconds_and_hardly_any_memory(model):
     overrides, parameters, seconds = MODELS[model]

@@ -419,6 +419,7 @@ def test_adamw_one_by_one_and_fused():
 # Whole models.
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("technique", ["fp32", "bf16, accumulation", "checkpointing", "LoRA"])
 @pytest.mark.parametrize("model", ["GPT-2", "Llama"])
 def test_two_depths_give_the_whole_model(model, technique):

@@ -155,6 +155,7 @@ def start_two(home, name):
     return process, trainers(process)
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("rank, reason", [(1, "another rank ended without a word"), (0, "rank 1: ")])
 def test_a_rank_that_is_killed_ends_the_run(home, rank, reason):
     name = f"killed-{rank}"
@@ -185,6 +186,7 @@ def one_host(home):
     return result_of(home, "one_host")["loss"]["trajectory"]
 
 
+@pytest.mark.breadth(1, of="two machines")
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_two_machines_by_the_command_of_the_file(home, one_host, tmp_path):
     """One of the machines does not know its own name, as many do not: gloo is told the interface."""
@@ -214,6 +216,7 @@ def test_two_machines_by_the_command_of_the_file(home, one_host, tmp_path):
     assert result["loss"]["trajectory"] == one_host
 
 
+@pytest.mark.breadth(1, of="two machines")
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_the_slurm_script_starts_one_launcher_a_node(home, one_host, tmp_path):
     script = ROOT / "recipes" / "multi_node.sbatch"

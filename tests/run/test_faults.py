@@ -94,6 +94,7 @@ def is_true(folder, ended, losses):
         assert (result["status"], result["reason"]) == ("failed", UNFINISHED), ended
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_the_command_as_it_is_typed(tmp_path, number):
     """With W&B, whose own process ends with the run, whatever ends that."""

@@ -65,6 +65,7 @@ def test_what_nobody_waits_long_for():
 TROUBLES = {"slow": {"seconds": SLOW}, "errors": {"status": 500}, "denial": {"status": 403}}
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("trouble", ["unreachable", *TROUBLES])
 def test_a_server_that_cannot_be_used_from_the_start(tracked, trouble):
     with serving(**TROUBLES.get(trouble, {})) as server:
@@ -74,6 +75,7 @@ def test_a_server_that_cannot_be_used_from_the_start(tracked, trouble):
     assert result["tracker"]["name"] == "wandb" and result["tracker"]["url"] is None
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("trouble", ["slow", "errors"])
 def test_a_server_that_takes_no_rows(tracked, trouble):
     """It begins the run, and then is no more."""

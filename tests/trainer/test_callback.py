@@ -252,6 +252,7 @@ def test_weights_and_biases_has_our_figures_and_the_runs_last(tmp_path):
     assert summary["status"] == "ok"
 
 
+@pytest.mark.breadth(3, of="compiled code")
 @torch._inductor.config.patch(force_disable_caches=True)
 def test_compiled_by_a_trainer(tmp_path):
     arguments = {"torch_compile": True, "gradient_accumulation_steps": 2, "max_steps": 5}
