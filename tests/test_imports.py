@@ -49,3 +49,15 @@ with imports.kept():
 assert gc.get_freeze_count() <= first
 """
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python says nothing of such strings before 3.12")
+def test_pythons_word_on_strings_of_torchao_is_not_passed_on():
+    """Where pip has not compiled it, the first run does: that of others is still said."""
+    code = """
+import rungwise
+for package in ("torchao", "mine"):
+    compile("x = '\\\\.'", f"/site-packages/{package}/a.py", "exec")
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert "/mine/a.py" in done.stderr and "torchao" not in done.stderr

@@ -7,6 +7,7 @@ and a mistyped flag are answered before PyTorch is loaded.
 import importlib
 import logging
 import os
+import warnings
 from typing import Any
 
 __version__ = "0.1.0"
@@ -17,10 +18,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 # Where torchao is installed, Transformers imports it, whether it is used or not: of kernels for other machines and for
-# other releases of PyTorch, and of its own use of PyTorch, it would say so each time.
+# other releases of PyTorch, and of its own use of PyTorch, it would say so each time, and Python of its strings at first.
 _KERNELS = ("Failed to load ", "Skipping import of cpp extensions")
 logging.getLogger("torchao").addFilter(lambda record: not record.getMessage().startswith(_KERNELS))
 logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.getMessage())
+warnings.filterwarnings("ignore", category=SyntaxWarning, module=".*torchao")
 
 _HOMES = {
     "configure": "run.configure",
