@@ -18,7 +18,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 # Where torchao is installed, Transformers imports it, whether it is used or not: of kernels for other machines and for
-# other releases of PyTorch, and of its own use of PyTorch, it would say so each time, and Python of its strings at first.
+# other releases of PyTorch, and of its own use of PyTorch, it would say so each time, and Python of its strings at
+# first.
 _KERNELS = ("Failed to load ", "Skipping import of cpp extensions")
 logging.getLogger("torchao").addFilter(lambda record: not record.getMessage().startswith(_KERNELS))
 logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.getMessage())

@@ -21,7 +21,8 @@ def own_profiler(**options: Any) -> Iterator[profile]:
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError("another tool holds PyTorch's profiler; end that, or leave it out")
-    profiler, begun = profile(**options), False
+    # There is one cycle, whose events are all kept either way; PyTorch 2.10 would warn that others' are not.
+    profiler, begun = profile(acc_events=True, **options), False
     try:
         with deferred():
             profiler.start()
