@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import CheckpointException
 # The index of a distributed checkpoint, and what it is made of.
 INDEX = ".metadata"
 OWN = "torch.distributed.checkpoint"
+PATHS = {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}
 MADE_OF = {
     f"{OWN}.metadata": {
         "BytesStorageMetadata",
@@ -28,7 +29,8 @@ MADE_OF = {
         "_MEM_FORMAT_ENCODING",
     },
     f"{OWN}.filesystem": {"_StorageInfo"},
-    "pathlib": {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"},
+    "pathlib": PATHS,
+    "pathlib._local": PATHS,  # as Python 3.13 has it
     "torch": {"Size", "float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"},
     "torch.serialization": {"_get_layout"},
     "collections": {"OrderedDict"},
