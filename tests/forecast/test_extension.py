@@ -12,7 +12,7 @@ from rungwise.model.config import load_config
 import pytest
 import torch
 from harness import tiny_settings
-from needs import EVERY_N_LAYERS, marked, needs
+from needs import EVERY_N_LAYERS, LOSS_IN_CHUNKS, marked, needs
 from transformers import AutoConfig
 
 SMALL = {
@@ -100,7 +100,7 @@ def test_two_depths_give_the_whole_model(model, technique):
 
 @pytest.mark.breadth(2)
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
-@pytest.mark.parametrize("technique", LITTLE)
+@pytest.mark.parametrize("technique", marked(LITTLE, {"chunked loss": LOSS_IN_CHUNKS}))
 @pytest.mark.parametrize("model", ["GPT-2", "Llama"])
 def test_any_depth_is_extended_to_the_byte(model, technique, micro_batches, monkeypatch):
     """Also where one moment of a stretch is the highest of few layers, and another of many."""

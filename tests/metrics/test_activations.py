@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from harness import build_dataset, largest_difference, tiny_settings, train_tiny
+from needs import KEPT_BY_BLOCKS
 from torch import nn
 
 ROWS, TOKENS, WORDS = 16, 128, 512
@@ -151,6 +152,7 @@ def test_the_sum_is_what_the_allocator_gave_out(family, config):
     assert (casts > 0) == (config == "bf16")
 
 
+@KEPT_BY_BLOCKS
 @pytest.mark.parametrize("family", MODELS)
 def test_a_checkpointed_block_keeps_its_input_and_tells_what_it_needs_to_run_again(family):
     whole, _ = measured(family, "fp32")

@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from commands import ablate_here
 from harness import TINY, NoMemory, tiny_settings
+from needs import ROTARY
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ def of(named, operator):
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", [gpt2, llama])
+@pytest.mark.parametrize("family", [gpt2, pytest.param(llama, marks=ROTARY)])
 def test_operators_land_in_their_classes(monkeypatch, family, attention, autocast):
     named, profile = profiled(monkeypatch, family(attention), autocast)
     projections = {gpt2: 4, llama: 7}[family]

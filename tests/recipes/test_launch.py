@@ -22,6 +22,7 @@ from commands import (
 )
 from fake_slurm import sbatch
 from harness import HANGS, ROOT
+from needs import RANKS
 from transformers import AutoModelForCausalLM
 from two_machines import INTERFACE, two_machines, why_not
 
@@ -100,6 +101,7 @@ def test_sharding_halves_what_it_shards(launched):
         assert memory["peak_allocated_mib"] < total <= 2 * memory["peak_allocated_mib"]
 
 
+@RANKS
 def test_each_run_has_the_forecast_of_its_ranks(launched):
     """Models of 30,000 parameters: a few KiB that only a run has count."""
     for name in FORECAST:
