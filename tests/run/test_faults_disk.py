@@ -11,7 +11,17 @@ from results import result
 
 # Mounts a small disk, which goes when the process does, and becomes what follows.
 MOUNT = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs "$0" && exec "$@"']
-# Takes all that is left on the disk, when a function of `Run` is called for the nth time.
+# Takes all that is left on a disk.
+FILL = """
+def fill(disk):
+    with open(f"{disk}/others", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+"""
+# Does so when a function of `Run` is called for the nth time.
 FULL = """
 from rungwise.run.run import Run
 called, calls = Run.{name}, []
@@ -19,12 +29,7 @@ def full(self, *args):
     calls.append(1)
     if len(calls) == {nth}:
         {first}
-        with open(self.folder.parent / "others", "wb", buffering=0) as file:
-            try:
-                while file.write(bytes(4096)):
-                    pass
-            except OSError:
-                pass
+        fill(self.folder.parent)
     return called(self, *args)
 Run.{name} = full
 """
@@ -46,29 +51,20 @@ rungs: {a: {}, b: {gradient_accumulation_steps: 2}}
 """
 CLIMB = """
 import sys
-from pathlib import Path
 from rungwise.ladder import ladder as ladders
 from rungwise.report import plots
 from rungwise.result_file import write_result
 import ladder
 from results import result
 
-def fill():
-    with open({disk!r} + "/others", "wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            pass
-
 def run_rung(rung, folder):
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if new and rung.name == "b" and not {report}:
-        fill()
+        fill({disk!r})
     write_result(folder, {{**result(), "name": rung.name}})
     if rung.name == "a" and {report}:
-        fill()
+        fill({disk!r})
     return result()
 
 plots.draw = lambda *_: []
@@ -81,7 +77,7 @@ LONG = ("--max_steps", "60", "--checkpointing_steps", "60")
 
 
 def full(name, nth=1, first="pass"):
-    return FULL.format(name=name, nth=nth, first=first)
+    return FILL + FULL.format(name=name, nth=nth, first=first)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +163,7 @@ def test_a_ladder_whose_disk_is_full_goes_on_once_there_is_room(run, disk, tmp_p
     server, mounted, seen = disk
     (tmp_path / "rungs.yaml").write_text(RUNGS, encoding="utf-8")
     files = ["--ladder", str(tmp_path / "rungs.yaml"), "--output_dir", str(mounted / "ladder")]
-    climb = CLIMB.format(argv=files, disk=str(mounted), report=moment == "its report")
+    climb = FILL + CLIMB.format(argv=files, disk=str(mounted), report=moment == "its report")
     ended = server.run(before=climb)
     assert (ended.code, ended.said.count("Traceback")) == (1, 0), ended.said
     assert (
