@@ -7,12 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from rungwise.settings.fields import Settings
 
-import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, gather_object
 from grid import BF16, CHECKPOINTED, measure
@@ -62,7 +58,6 @@ def inputs(case: str, processes: int) -> tuple[Settings, PreTrainedConfig]:
 
 def main() -> None:
     """Writes the figures of the rank with the highest peak, of each case that is named."""
-    torch.set_num_threads(1)
     processes, found = int(os.environ["WORLD_SIZE"]), {}
     for case in sys.argv[2:]:
         # The processes stay; what the last case made of them does not.
@@ -71,9 +66,6 @@ def main() -> None:
         found[case] = max(ranks, key=lambda figures: figures["step_mib"])
     if PartialState().is_main_process:
         Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
-    sys.stdout.flush()
-    # Leaving at once keeps the clean-up of many models from waiting for a group that is gone.
-    os._exit(0)
 
 
 if __name__ == "__main__":

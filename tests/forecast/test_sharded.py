@@ -5,7 +5,6 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 from rungwise.forecast import NoForecast, apart, forecast, peak, ranks
@@ -14,8 +13,8 @@ from rungwise.metrics.memory import MIB
 import pytest
 import sharded
 import torch
+from forked_ranks import on_ranks
 from grid import OWNERS
-from harness import ENVIRONMENT, HANGS, ROOT
 from needs import RANKS
 from sharded import CASES, TWICE, inputs
 from transformers import AutoConfig
@@ -45,14 +44,7 @@ def measured(tmp_path_factory):
     found = {}
     for processes, cases in ((2, CASES), (4, TWICE)):
         file = tmp_path_factory.mktemp("sharded") / "peaks.json"
-        torchrun = str(Path(sys.executable).parent / "torchrun")
-        script = [str(ROOT / "tests" / "forecast" / "sharded.py"), str(file), *cases]
-        command = [torchrun, "--standalone", "--nproc_per_node", str(processes), *script]
-        environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANGS, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        on_ranks("forecast/sharded.py", processes, str(file), *cases)
         found |= {(case, processes): figures for case, figures in json.loads(file.read_text("utf-8")).items()}
     return found
 

@@ -1,13 +1,10 @@
 """Two real ranks that stop and go on train as two that never stopped, to the last digit."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from harness import ENVIRONMENT, HANGS, ROOT, largest_difference
+from forked_ranks import on_ranks
+from harness import largest_difference
 from safetensors.torch import load_file
 
 CASES = [f"{engine}-{precision}" for engine in ("ddp", "fsdp2") for precision in ("no", "bf16", "fp16")]
@@ -16,18 +13,7 @@ CASES = [f"{engine}-{precision}" for engine in ("ddp", "fsdp2") for precision in
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resuming")
-    torchrun = str(Path(sys.executable).parent / "torchrun")
-    path = os.pathsep.join([ENVIRONMENT["PYTHONPATH"], str(ROOT / "recipes")])
-    done = subprocess.run(
-        [torchrun, "--standalone", "--nproc_per_node", "2", str(ROOT / "tests" / "resuming_ranks.py"), str(folder)],
-        cwd=ROOT,
-        env={**ENVIRONMENT, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    on_ranks("resuming_ranks.py", 2, str(folder))
     return folder
 
 

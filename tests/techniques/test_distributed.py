@@ -1,19 +1,14 @@
 """Two real gloo ranks train as one process does, by DDP and by FSDP2, however the window is split over them."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 from rungwise.data.loader import build_dataloader
 
 import pytest
 import torch
+from forked_ranks import on_ranks
 from harness import (
-    ENVIRONMENT,
-    HANGS,
     LINES,
-    ROOT,
     build_dataset,
     largest_difference,
     padded_rows,
@@ -46,19 +41,7 @@ def verdicts(tmp_path_factory):
 
 
 def saved_by(name, folder):
-    torchrun = str(Path(sys.executable).parent / "torchrun")
-    environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
-    script = [str(ROOT / "tests" / name), str(folder / "saved.pt"), str(folder / "cache")]
-    done = subprocess.run(
-        [torchrun, "--standalone", "--nproc_per_node", "2", *script],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    on_ranks(name, 2, str(folder / "saved.pt"), str(folder / "cache"))
     return torch.load(folder / "saved.pt")
 
 

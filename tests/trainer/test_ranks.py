@@ -1,13 +1,9 @@
 """A Trainer in two processes, with our callback and without; and a rung of it."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from commands import LAUNCH, TINY, clone, result_of, run
-from harness import ENVIRONMENT, HANGS, ROOT
+from forked_ranks import on_ranks
 from trainers import SIZES, same
 
 DDP = "accelerate_configs/ddp_cpu.yaml"
@@ -17,17 +13,7 @@ STEPS, ACCUMULATION, PROCESSES, ROWS = 14, 2, 2, 4
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainers")
-    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(ROOT / "tests" / "trainer_ranks.py"), str(folder / "saved.pt"), str(folder)],
-        cwd=ROOT,
-        env={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    on_ranks("trainer_ranks.py", 2, str(folder / "saved.pt"), str(folder))
     return torch.load(folder / "saved.pt")
 
 
