@@ -1,4 +1,7 @@
-"""Started in two processes: trains with what keeps them together broken, in each configuration, and saves verdicts."""
+"""Started in two processes: trains with what keeps them together broken, and saves verdicts.
+
+In each configuration that is named, as in "ddp fp16".
+"""
 
 import sys
 from contextlib import contextmanager
@@ -79,14 +82,17 @@ def verdict(broken, name, config):
 
 
 saved = {}
-for name in CONFIGURATIONS:
-    for broken in (whole, no_all_reduce, a_model_that_is_not_wrapped, the_same_rows):
-        saved["ddp", broken.__name__, name] = verdict(broken, name, DDP)
-saved["ddp", "synchronised_each_time", "accumulation"] = verdict(synchronised_each_time, "accumulation", DDP)
-for name in ("plain", "warm-up", "fp16", "accumulation"):
-    # Without any gradient the scaler of fp16 itself refuses to step.
-    for broken in (whole, the_same_rows) if name == "fp16" else (whole, the_same_rows, no_all_reduce):
-        saved["fsdp2", broken.__name__, name] = verdict(broken, name, FSDP)
+for case in sys.argv[2:]:
+    engine, name = case.split(" ")
+    ways = [whole, the_same_rows]
+    if engine == "ddp":
+        ways += [no_all_reduce, a_model_that_is_not_wrapped]
+        ways += [synchronised_each_time] if name == "accumulation" else []
+    elif name != "fp16":
+        # Without any gradient the scaler of fp16 itself refuses to step.
+        ways.append(no_all_reduce)
+    for broken in ways:
+        saved[case, broken.__name__] = verdict(broken, name, {"ddp": DDP, "fsdp2": FSDP}[engine])
 
 # Windows that carry no loss, in one process alone or in both.
 PartialState(cpu=True).distributed_type = DistributedType.MULTI_CPU

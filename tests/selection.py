@@ -129,6 +129,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"Of tests marked breadth a sample: {again}.")
 
 
+def taken(request: pytest.FixtureRequest, test: str) -> list[dict[str, Any]]:
+    """The parameters of each case of a test that this run takes and does not skip: for what is made once for all."""
+    items = [item for item in request.session.items if item.originalname == test]
+    return [
+        item.callspec.params for item in items if not any(mark.args[0] for mark in item.iter_markers(name="skipif"))
+    ]
+
+
 def _file(item: pytest.Item) -> str:
     """Its file below tests/."""
     return item.nodeid.partition("::")[0].removeprefix("tests/")

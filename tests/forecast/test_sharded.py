@@ -16,6 +16,7 @@ import torch
 from forked_ranks import on_ranks
 from grid import OWNERS
 from needs import RANKS
+from selection import taken
 from sharded import CASES, TWICE, inputs
 from transformers import AutoConfig
 
@@ -39,10 +40,11 @@ DEEP = (
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """Of each case and number of ranks, the figures of the highest rank."""
-    found = {}
-    for processes, cases in ((2, CASES), (4, TWICE)):
+def measured(request, tmp_path_factory):
+    """Of each case and number of ranks that this run takes, the figures of the highest rank."""
+    found, asked = {}, taken(request, "test_the_forecast_of_a_rank_is_what_is_measured")
+    for processes in sorted({params["processes"] for params in asked}):
+        cases = [params["case"] for params in asked if params["processes"] == processes]
         file = tmp_path_factory.mktemp("sharded") / "peaks.json"
         on_ranks("forecast/sharded.py", processes, str(file), *cases)
         found |= {(case, processes): figures for case, figures in json.loads(file.read_text("utf-8")).items()}
@@ -50,6 +52,7 @@ def measured(tmp_path_factory):
 
 
 @RANKS
+@pytest.mark.breadth(8)
 @pytest.mark.parametrize("case, processes", MEASURED)
 def test_the_forecast_of_a_rank_is_what_is_measured(measured, case, processes):
     found, figures = forecast(*inputs(case, processes)), measured[case, processes]

@@ -6,17 +6,20 @@ import pytest
 from forked_ranks import on_ranks
 from harness import largest_difference
 from safetensors.torch import load_file
+from selection import taken
 
 CASES = [f"{engine}-{precision}" for engine in ("ddp", "fsdp2") for precision in ("no", "bf16", "fp16")]
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def two_ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("resuming")
-    on_ranks("resuming_ranks.py", 2, str(folder))
+    cases = [params["case"] for params in taken(request, "test_two_ranks_that_go_on_equal_two_that_never_stopped")]
+    on_ranks("resuming_ranks.py", 2, str(folder), *cases)
     return folder
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_that_go_on_equal_two_that_never_stopped(two_ranks, case):
     """With dropout, accumulation, a schedule and evaluations; in fp16, the scale too."""

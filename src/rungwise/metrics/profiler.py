@@ -1,5 +1,6 @@
 """PyTorch's profiler, of which a process has one."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,10 +22,11 @@ def own_profiler(**options: Any) -> Iterator[profile]:
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError("another tool holds PyTorch's profiler; end that, or leave it out")
-    # There is one cycle, whose events are all kept either way; PyTorch 2.10 would warn that others' are not.
-    profiler, begun = profile(acc_events=True, **options), False
+    profiler, begun = profile(**options), False
     try:
-        with deferred():
+        with deferred(), warnings.catch_warnings():
+            # PyTorch 2.10 says that of several cycles the last is kept. There is one.
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             profiler.start()
             begun = True
         yield profiler

@@ -6,8 +6,11 @@ steps so far, so that the result of a resumed run is the whole run's, and what i
 
 import dataclasses
 import json
+import logging
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -67,7 +70,8 @@ def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Re
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()
     try:
-        accelerator.save_state(str(partial), safe_serialization=True)
+        with _without_advice():
+            accelerator.save_state(str(partial), safe_serialization=True)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             content = {
@@ -88,6 +92,21 @@ def save_checkpoint(accelerator: Accelerator, scheduler: LRScheduler, record: Re
         # On a full disk, what is left of it takes the room of the result.
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """A tied parameter is saved once, as it is to be; Accelerate would advise to check it, at each checkpoint."""
+    logger = logging.getLogger("accelerate.utils.other")
+    logger.addFilter(_not_about_tied)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_not_about_tied)
+
+
+def _not_about_tied(record: logging.LogRecord) -> bool:
+    return "Removed shared tensor" not in record.getMessage()
 
 
 def load_checkpoint(
