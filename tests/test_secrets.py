@@ -2,12 +2,15 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
+from rungwise.ladder import ladder as ladders
 from rungwise.redact import HIDDEN, redacted
 from rungwise.tracking import wandb_run
 
+import ladder as recipe
 import pytest
 from commands import TINY, clone, run
 from hypothesis import given
@@ -83,7 +86,7 @@ def test_a_run_that_is_sent_to_wandb_tells_nothing(home):
     assert not [word for word in PLANTED if word in done.stdout]
 
 
-def test_a_ladder_and_a_rung_that_fails_tell_nothing(home):
+def test_a_ladder_and_a_rung_that_fails_tell_nothing(home, monkeypatch, capsys):
     """Its list of commands, its logs, its report, and a traceback with the paths of the person's own code."""
     (home / "rungs.yaml").write_text(LADDER.replace("HOME", str(home)), encoding="utf-8")
     ladder = ["recipes/ladder.py", "--ladder", str(home / "rungs.yaml"), "--output_dir", str(home / "runs" / "all")]
@@ -101,8 +104,10 @@ def test_a_ladder_and_a_rung_that_fails_tell_nothing(home):
     }.items():
         assert words in (home / "runs" / "all" / name).read_text(encoding="utf-8")
     # What is compared when it goes on is what was kept.
-    again = run(home / "clone", sys.executable, *ladder, environment=environment)
-    assert "a: finished before (ok)" in again.stdout, again.stderr
+    monkeypatch.chdir(home / "clone")
+    monkeypatch.setattr(sys, "argv", ladder)
+    monkeypatch.setattr(ladders, "run_rung", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert recipe.main() == 130 and "a: finished before (ok)" in capsys.readouterr().out
 
 
 LADDER = """

@@ -1,4 +1,7 @@
-"""Started in two processes: a Trainer without our callback and with it, by DDP; saves what rank 0 found."""
+"""Started in two processes: a Trainer without our callback and with it, by DDP; and a rung, by both loops.
+
+Saves what rank 0 found.
+"""
 
 import os
 import sys
@@ -6,11 +9,18 @@ from pathlib import Path
 
 from rungwise.trainer import MeasureCallback
 
+import ablate
 import torch
+import trainer
 from accelerate import PartialState
+from accelerate.state import AcceleratorState, GradientState
+from commands import TINY
 from trainers import BUSY, allocated_peak, train
 from transformers import TrainerCallback
 
+DDP = "accelerate_configs/ddp_cpu.yaml"
+RUNG = ["--config", DDP, *TINY, "--report_to", "none", "--gradient_accumulation_steps", "2"]
+RUNG += ["--dataset_name", "synthetic"]
 folder = Path(sys.argv[2])
 saved = {}
 
@@ -33,6 +43,10 @@ saved["peak"] = allocated_peak(lambda: run("profiled", None, **{**BUSY, "max_ste
 run("without", None, **BUSY)
 run("with", MeasureCallback(), **BUSY)
 run("one rank", MeasureCallback(), OfOneRank(), max_steps=5)
+for name, recipe in (("ablate", ablate), ("trainer", trainer)):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    assert recipe.main([*RUNG, "--output_dir", str(folder / name)]) == 0
 os.environ["ACCELERATE_USE_FSDP"] = "true"
 run("fsdp", MeasureCallback(), max_steps=5)
 if PartialState().is_main_process:

@@ -1,12 +1,12 @@
 """A Trainer in two processes, with our callback and without; and a rung of it."""
 
+from rungwise.result_file import read_result
+
 import pytest
 import torch
-from commands import LAUNCH, TINY, clone, result_of, run
 from forked_ranks import on_ranks
 from trainers import SIZES, same
 
-DDP = "accelerate_configs/ddp_cpu.yaml"
 STEPS, ACCUMULATION, PROCESSES, ROWS = 14, 2, 2, 4
 
 
@@ -14,7 +14,7 @@ STEPS, ACCUMULATION, PROCESSES, ROWS = 14, 2, 2, 4
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainers")
     on_ranks("trainer_ranks.py", 2, str(folder / "saved.pt"), str(folder))
-    return torch.load(folder / "saved.pt")
+    return torch.load(folder / "saved.pt") | {name: read_result(folder / name) for name in ("ablate", "trainer")}
 
 
 def test_training_is_the_same_in_two_processes(saved):
@@ -61,14 +61,9 @@ def test_sharding_that_was_asked_for_and_is_not_there(saved):
     assert result["status"] == "failed" and "FSDP2 was asked for between processes, DDP is there" in result["reason"]
 
 
-def test_a_rung_in_two_processes_is_ours_in_another_loop(tmp_path):
-    home = clone(tmp_path)
-    flags = [*TINY, "--report_to", "none", "--gradient_accumulation_steps", "2", "--dataset_name", "synthetic"]
-    for name in ("ablate", "trainer"):
-        launcher = [*LAUNCH, "--main_process_port", "0", "--config_file", DDP, f"recipes/{name}.py", "--config", DDP]
-        done = run(home, *launcher, *flags, "--output_dir", f"runs/{name}", environment={"CUDA_VISIBLE_DEVICES": ""})
-        assert done.returncode == 0, done.stderr
-    ours, theirs = (result_of(home, name) for name in ("ablate", "trainer"))
+def test_a_rung_in_two_processes_is_ours_in_another_loop(saved):
+    ours, theirs = saved["ablate"], saved["trainer"]
     assert theirs["status"] == "ok" and theirs["evidence"] == ours["evidence"]
+    assert theirs["evidence"]["processes"] == PROCESSES and theirs["evidence"]["engine"] == "DDP"
     assert theirs["loss"]["trajectory"] == pytest.approx(ours["loss"]["trajectory"], rel=1e-6)
     assert theirs["throughput"]["tokens"] == ours["throughput"]["tokens"]
