@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rungwise.errors import SettingsError
 from rungwise.ladder.console import Console
-from rungwise.ladder.ladder import Ladder, group_of
+from rungwise.ladder.ladder import Ladder, folder_errors, group_of
 from rungwise.ladder.ladder_file import read_rungs
 from rungwise.report.report import Report, markdown, read_report, terminal_table, write_report
 from rungwise.terminal import print_anything
@@ -39,7 +39,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--output_dir", type=given, metavar="DIR", help="where everything goes [runs/<name of the ladder>]"
     )
-    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="rounds in which the rungs take turns [1]")
+    parser.add_argument("--repeats", type=positive, default=1, metavar="N", help="rounds of turns of the rungs [1]")
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier call left in the folder")
     parser.add_argument("--report_only", type=given, metavar="DIR", help="only write the report of a folder again")
     return parser.parse_known_args()
@@ -50,6 +50,13 @@ def given(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("needs a value")
     return text
+
+
+def positive(text: str) -> int:
+    """A number of times."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
+    return int(text)
 
 
 def main() -> int:
@@ -119,11 +126,12 @@ def reported(folder: Path, pictures: bool = True) -> Report:
 
 def run(options: argparse.Namespace, extra: list[str]) -> int:
     """Runs a ladder; returns 0 only if rungs were compared, and no rung and no check failed."""
-    if options.repeats < 1:
-        raise SettingsError([f"--repeats {options.repeats}: must be at least 1"])
     name, folder = Path(options.ladder).stem, folder_of(options)
     group = group_of(name, folder, options.fresh)
-    rungs = read_rungs(options.ladder, extra, group)
+    try:
+        rungs = read_rungs(options.ladder, extra, group)
+    except SettingsError as error:
+        raise SettingsError([*folder_errors(folder), *error.errors]) from error
     console = Console()
     with Ladder(name, rungs, folder, group, options.fresh) as ladder:
         for _, result in ladder.run(options.repeats):

@@ -63,9 +63,14 @@ class Ladder:
             from ..data.opened import Opening
             from . import identity
 
-        refuse_folder(self.folder)
+        errors = folder_errors(self.folder)
         self._opening = Opening()  # rungs share their model and their data
-        self._settings = identity.check_rungs(self.rungs, self._opening)
+        try:
+            self._settings = identity.check_rungs(self.rungs, self._opening)
+        except SettingsError as error:
+            errors += error.errors
+        if errors:
+            raise SettingsError(errors)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder.parent / f".{self.folder.name}.lock", blocking=False)
         try:
@@ -172,18 +177,13 @@ class Ladder:
         return [] if self._started is None else track_report(report, self.folder, self.group)
 
 
-def refuse_folder(folder: Path) -> None:
-    """Refuses a ladder's folder that cannot be made, before there is one.
-
-    Raises:
-        SettingsError: its name is none, a file stands in the way, or nothing can be written there.
-    """
+def folder_errors(folder: Path) -> list[str]:
+    """Why a ladder's folder cannot be made: its name is none, a file stands in the way, or nothing can be written."""
     errors: list[str] = []
     checked("output_dir", str(folder), "--output_dir", errors)
     if not errors and (why_not := no_folder(str(folder))):
         errors.append(f"--output_dir {folder}: {why_not}")
-    if errors:
-        raise SettingsError(errors)
+    return errors
 
 
 def round_folder(folder: Path, number: int) -> Path:
