@@ -56,6 +56,8 @@ class WandbTracker(Tracker):
             several: whether other runs that belong to this one lie beside its files.
             options: for `wandb.init`.
         """
+        # Of its own troubles W&B sends tracebacks, which have paths, and at the end waits for who does not take them.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         self._several = several
