@@ -134,7 +134,7 @@ SAMPLE = {
 }
 
 
-@pytest.mark.breadth(4)
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_a_sample_of_all_families_is_trained_or_refused_in_words(model_type, tmp_path):
     """The small model of any type that Transformers has: accumulated as one batch, and checkpointed."""

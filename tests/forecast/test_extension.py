@@ -84,7 +84,7 @@ CASES = (
 )
 
 
-@pytest.mark.breadth(5)
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("model, technique", marked(CASES, {"every other layer": EVERY_N_LAYERS}))
 def test_two_depths_give_the_whole_model(model, technique):
     config, settings = config_of(model), settings_of(technique)

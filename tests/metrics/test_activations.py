@@ -193,7 +193,7 @@ def test_what_is_a_cast_of_a_weight():
     assert not is_cast(torch.zeros(6, 4, dtype=torch.bfloat16), layer)
 
 
-@pytest.mark.breadth(3, of="compiled code")
+@pytest.mark.breadth(2, of="compiled code")
 @pytest.mark.parametrize("scope, config", [("model", "fp32"), ("regional", "bf16")])
 def test_compiled_code_is_read_by_what_its_graphs_keep(scope, config, tmp_path):
     plain = ["--config_overrides", MODELS["gpt2"] + ",resid_pdrop=0,embd_pdrop=0,attn_pdrop=0"]

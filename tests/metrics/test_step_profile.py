@@ -154,7 +154,7 @@ def test_a_module_that_ends_by_an_exception_ends_its_mark(monkeypatch):
     assert (found["aten::neg"], found["aten::exp"]) == ("normalisation", "rest")
 
 
-@pytest.mark.breadth(3, of="compiled code")
+@pytest.mark.breadth(2, of="compiled code")
 def test_compiled_code_is_what_it_fuses_and_what_it_calls(monkeypatch):
     model = gpt2("sdpa")
     model.compile()

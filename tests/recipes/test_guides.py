@@ -1,6 +1,9 @@
 """Every page: its commands are commands, its links lead somewhere, its figures come from where it says."""
 
+import contextlib
+import io
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -33,8 +36,12 @@ def commands(text):
 
 def flags_of(recipe):
     """The flags that a recipe has beside those of ablate.py, from its own words."""
-    done = subprocess.run([sys.executable, recipe, "--help"], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(re.findall(r"--(\w+)", done.stdout))
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+        patch.setattr(sys, "argv", [recipe, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / recipe), run_name="__main__")
+    assert not ended.value.code
+    return set(re.findall(r"--(\w+)", said.getvalue()))
 
 
 @pytest.fixture(scope="module")

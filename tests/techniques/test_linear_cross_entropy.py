@@ -149,7 +149,7 @@ def test_without_labels_the_logits_are_there_and_evaluation_is_the_same():
     assert losses[1] == pytest.approx(losses[0], abs=1e-6)
 
 
-@pytest.mark.breadth(3, of="compiled code")
+@pytest.mark.breadth(2, of="compiled code")
 def test_the_graph_break_is_counted_and_compiled_training_is_the_same(tmp_path):
     flags = ["--config", FP32, *TINY, "--max_steps", "5"]
     eager = ablate_here(tmp_path / "eager", *flags)
