@@ -11,6 +11,7 @@ import bench
 import pytest
 from harness import tiny_settings
 from laps import AMX, ENVIRONMENT, NO_AMX
+from needs import LOSS_IN_CHUNKS
 
 TINY = ["--config_overrides", "vocab_size=256,n_positions=32,n_embd=32,n_layer=2,n_head=2", "--block_size", "32"]
 
@@ -31,6 +32,7 @@ def raced(monkeypatch):
     return asked
 
 
+@LOSS_IN_CHUNKS
 def test_every_rung_has_three_engines_and_the_fastest_the_defaults_beside_them(raced, tmp_path, capsys):
     assert bench.main(["--heats", "1", "--rounds", "5", "--output_dir", str(tmp_path), *TINY]) == 1
     assert [name for name, *_ in raced] == [*rungs.DEFAULT, "fp32-compile", "adamw-8bit"]
@@ -50,6 +52,7 @@ def test_every_rung_has_three_engines_and_the_fastest_the_defaults_beside_them(r
     assert bench.os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
+@LOSS_IN_CHUNKS
 def test_the_tables_can_be_written_again_and_put_into_the_readme(raced, tmp_path, monkeypatch):
     bench.main(["--heats", "1", "--rounds", "5", "--output_dir", str(tmp_path)])
     first = (tmp_path / "bench.md").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import multiprocessing
 import statistics
 import sys
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -220,8 +221,15 @@ def table(rows: Iterable[tuple[Case, Forecast, dict[str, float]]]) -> str:
 
 
 def both(case: Case) -> tuple[Forecast, dict[str, float]]:
-    """The forecast of a case, and what was measured."""
-    return forecast(*case.inputs()), measure(*case.inputs())
+    """The forecast of a case, and what was measured.
+
+    Raises:
+        RuntimeError: with the traceback of any exception. A pool waits for ever for one that cannot be made again.
+    """
+    try:
+        return forecast(*case.inputs()), measure(*case.inputs())
+    except Exception:
+        raise RuntimeError(f"{case}:\n{traceback.format_exc()}") from None
 
 
 def main() -> None:

@@ -8,12 +8,12 @@ import sys
 import pytest
 from grid import CASES, OWNERS
 from harness import ENVIRONMENT, ROOT
-from needs import EVERY_N_LAYERS, LOSS_IN_CHUNKS, NO_IDLE_DRAWS, marked
+from needs import EVERY_N_LAYERS, LOSS_IN_CHUNKS, NO_IDLE_DRAWS, OLMO2, marked
 from selection import taken
 
 # Per cent.
 BOUND = 0.2
-WANTING = {"every 2nd layer": EVERY_N_LAYERS, "chunked loss": LOSS_IN_CHUNKS, "opt": NO_IDLE_DRAWS}
+WANTING = {"every 2nd layer": EVERY_N_LAYERS, "chunked loss": LOSS_IN_CHUNKS, "opt": NO_IDLE_DRAWS, "olmo2": OLMO2}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from rungwise.techniques import cpu_matmul
 import pytest
 import torch
 from harness import tiny_settings
+from needs import LOSS_IN_CHUNKS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig
 
@@ -84,6 +85,7 @@ def test_products_that_would_take_long_are_not_tried(kernels):
     assert scratch.taken(product((1024, 1024), (1024, 512))) is not None
 
 
+@LOSS_IN_CHUNKS
 def test_a_forecast_that_leaves_out_what_counts_says_so(kernels, monkeypatch):
     kernels((torch.bfloat16,))
     sizes = {"vocab_size": 1024, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 2, "use_cache": False}
