@@ -25,7 +25,7 @@ RANKS = needs("exchanges of fake tensors", torch="2.13")
 NO_IDLE_DRAWS = needs("nothing is drawn where no layer is left out", transformers="5.23")
 MUSICGEN = needs("a musicgen of no parts", transformers="5.20")
 # Of the releases between the oldest and the pinned none was tried with these.
-GEMMA4 = needs("gemma4_text is a type of it", transformers="5.24")
+NEWER_TYPES = needs("gemma4_text and hrm_text are types of it", transformers="5.24")
 OLMO2 = needs("a small config of olmo2 is taken", transformers="5.24")
 JAMBA = needs("jamba names the types of its layers", transformers="5.24")
 KEPT_BY_BLOCKS = needs("a checkpointed block's input is kept inside it, not by what calls it", torch="2.13")

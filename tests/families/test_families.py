@@ -16,7 +16,7 @@ import families
 import pytest
 from families import EAGER, judge, try_family
 from harness import tiny_settings, train_tiny
-from needs import GEMMA4, JAMBA, OLMO2, marked
+from needs import JAMBA, NEWER_TYPES, OLMO2, marked
 from results import result
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -135,7 +135,7 @@ SAMPLE = {
 
 
 @pytest.mark.breadth(3)
-@pytest.mark.parametrize("model_type", marked(SAMPLE, {"gemma4_text": GEMMA4}))
+@pytest.mark.parametrize("model_type", marked(SAMPLE, {"gemma4_text": NEWER_TYPES, "hrm_text": NEWER_TYPES}))
 def test_a_sample_of_all_families_is_trained_or_refused_in_words(model_type, tmp_path):
     """The small model of any type that Transformers has: accumulated as one batch, and checkpointed."""
     techniques = [
