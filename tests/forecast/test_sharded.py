@@ -111,7 +111,17 @@ def test_a_rank_asks_another_process(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(peak.NoForecast, match="in a process that is none of them"):
         forecast(settings, config)
-    assert apart.forecast_apart(settings, config) == expected
+    found = apart.forecast_apart(settings, config)
+    sizes = [
+        [one.peak_mib, one.step_mib, *one.owners.values(), *(size for _, size in one.activations)]
+        for one in (expected, found)
+    ]
+    # Where a compilation has failed before, as in other tests of this process, one scalar is given back later.
+    assert sizes[1] == pytest.approx(sizes[0], abs=4.5 / MIB)
+    names = [[name for name, _ in one.activations] for one in (expected, found)]
+    assert names[0] == names[1] and sizes[0][0] > 1
+    same = ("peak_mib", "step_mib", "owners", "activations")
+    assert dataclasses.replace(found, **{name: getattr(expected, name) for name in same}) == expected
 
 
 def test_why_another_process_has_no_forecast(monkeypatch):
