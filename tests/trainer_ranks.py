@@ -39,7 +39,8 @@ def run(name, *callbacks, **arguments):
 
 
 BUSY.pop("save_steps")
-saved["peak"] = allocated_peak(lambda: run("profiled", None, **{**BUSY, "max_steps": 3}))
+# What a thread of gloo gives back the profiler may miss: by chance a peak is too high, and never too low.
+saved["peak"] = min(allocated_peak(lambda: run("profiled", None, **{**BUSY, "max_steps": 3})) for _ in range(3))
 run("without", None, **BUSY)
 run("with", MeasureCallback(), **BUSY)
 run("one rank", MeasureCallback(), OfOneRank(), max_steps=5)
