@@ -89,7 +89,10 @@ def test_killed_half_way_and_continued_with_every_way_for_a_rung_to_end(home, st
     for reason in ("out of memory in forward of step 1", "the loss of step", "this run is on the CPU"):
         assert reason in output
     # The rung that ran ended in order, in W&B too, and the report has all rows.
-    assert result_of(home, "accum")["reason"].startswith("terminated after")
+    ended = result_of(home, "accum")
+    assert ended["reason"].startswith("terminated after")
+    rows = (home / "runs/some/accum/round-1/metrics.jsonl").read_text(encoding="utf-8").count("\n")
+    assert len(ended["loss"]["trajectory"]) == rows and ended["throughput"]["timed_steps"] > 0
     summary = wandb_records(max((home / "runs/some/wandb").glob("offline-run-*")), "--summary")
     assert "terminated after" in summary and "memory/peak_allocated_mib" in summary
     page = (home / "runs/some/report.md").read_text(encoding="utf-8")
